@@ -6,91 +6,74 @@
 // that is not finite must be removed from the block beforehand.
 #pragma once
 
+#include "panel_products.h"
+
 namespace wager::WAGER_NS {
 
 constexpr int kTileBlocks = kKeyTile / kBlockSize;
 
-// Blocks to prefetch during a product, a line of each per step of its inner loop: in one burst they would stall its loads.
+// Blocks to prefetch during products, as many at a time as a product reads, a line of each per step of its inner loop: in one
+// burst they would stall its loads.
 struct BlockFetch {
     const char* at[kTileBlocks];
     int blocks, lines;
+    int first = 0, left = lines;  // of the blocks from `first` on
 
     WAGER_INLINE void step() {
-        if (lines <= 0) return;
-        --lines;
-        for (int i = 0; i < blocks; ++i) {
+        if (first >= blocks) return;
+        for (int i = first; i < blocks && i < first + kQkCols; ++i) {
             fetch(at[i]);
             at[i] += 64;
         }
+        if (--left == 0) first += kQkCols, left = lines;
     }
 };
 
+// Sixteen numbers of bf16 as factors.
+WAGER_INLINE void copy_factors(uint16_t* to, const uint16_t* from) { std::memcpy(to, from, 32); }
+WAGER_INLINE void copy_factors(float* to, const uint16_t* from) { store(to, widen(from)); }
+
 // Scores of M query heads [M, d] against N blocks: out [M, kKeyTile], the first 16 N of each.
-using ScoreKernel = void (*)(const uint16_t* q, int d, const uint16_t* const* keys, float* out, BlockFetch fetches);
+using ScoreKernel = void (*)(const Factor* q, int d, const uint16_t* const* keys, float* out, BlockFetch& fetches);
 template <int M, int N>
-void score_blocks(const uint16_t* q, int d, const uint16_t* const* keys, float* out, BlockFetch fetches) {
-    const uint16_t* bases[(M + 2) / 3];
+void score_blocks(const Factor* q, int d, const uint16_t* const* keys, float* out, BlockFetch& fetches) {
+    const RowsAt<M, Factor> rows(q, d);
     const uint16_t* at[N];
-    F acc[M][N];
-    for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = q + 3 * i * d;
     for (int j = 0; j < N; ++j) at[j] = keys[j];
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) acc[i][j] = zero();
+    Tile<M, N> tile;
+    tile.clear();
     for (int pair = 0; pair < d / 2; ++pair) {
         fetches.step();
         Pair key[N];
 #pragma GCC unroll 4
         for (int j = 0; j < N; ++j) key[j] = load_pairs(at[j] + 2 * kBlockSize * pair);
-#pragma GCC unroll 8
-        for (int i = 0; i < M; ++i) {
-            const auto query = splat_pair(bases[i / 3] + (i % 3) * d + 2 * pair);
-#pragma GCC unroll 4
-            for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], query, key[j]);
-        }
+        tile.step(rows, pair, key);
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) store(out + i * kKeyTile + kBlockSize * j, acc[i][j]);
+    tile.write(out, kKeyTile);
 }
 
 // Adds the probabilities p [M, kKeyTile] of the keys of `blocks` blocks times their values to out [M, d].
-using ValueKernel = void (*)(const uint16_t* p, const uint16_t* const* values, int blocks, int d, float* out, BlockFetch fetches);
+using ValueKernel = void (*)(const Factor* p, const uint16_t* const* values, int blocks, int d, float* out, BlockFetch& fetches);
 template <int M, int N>
-WAGER_INLINE void value_columns(const uint16_t* p, const uint16_t* const* values, int blocks, int d, int column, float* out,
+WAGER_INLINE void value_columns(const Factor* p, const uint16_t* const* values, int blocks, int d, int column, float* out,
                                 BlockFetch& fetches) {
-    const uint16_t* bases[(M + 2) / 3];
-    F acc[M][N];
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) acc[i][j] = load(out + i * d + column + 16 * j);
+    Tile<M, N> tile;
+    tile.read(out + column, d);
     for (int block = 0; block < blocks; ++block) {
         const uint16_t* at = values[block] + 2 * column;
-        for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = p + 3 * i * kKeyTile + block * kBlockSize;
+        const RowsAt<M, Factor> rows(p + block * kBlockSize, kKeyTile);
 #pragma GCC unroll 1
         for (int pair = 0; pair < kBlockSize / 2; ++pair) {
             fetches.step();
             Pair value[N];
-#pragma GCC unroll 4
-            for (int j = 0; j < N; ++j) value[j] = load_pairs(at + 2 * d * pair + 32 * j);
-#pragma GCC unroll 8
-            for (int i = 0; i < M; ++i) {
-                const auto weight = splat_pair(bases[i / 3] + (i % 3) * kKeyTile + 2 * pair);
-#pragma GCC unroll 4
-                for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], weight, value[j]);
-            }
+            tile.load_weights(at + 2 * d * pair, value);
+            tile.step(rows, pair, value);
         }
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) store(out + i * d + column + 16 * j, acc[i][j]);
+    tile.write(out + column, d);
 }
 template <int M>
-void value_blocks(const uint16_t* p, const uint16_t* const* values, int blocks, int d, float* out, BlockFetch fetches) {
+void value_blocks(const Factor* p, const uint16_t* const* values, int blocks, int d, float* out, BlockFetch& fetches) {
     int i = 0;
     for (; i + 16 * kPvCols <= d; i += 16 * kPvCols) value_columns<M, kPvCols>(p, values, blocks, d, i, out, fetches);
     for (; i < d; i += 16) value_columns<M, 1>(p, values, blocks, d, i, out, fetches);
@@ -108,7 +91,7 @@ template <int N, int... M>
 struct BlockKernelUpTo<N, 0, M...> : BlockKernels<N, M...> {};
 
 // Scores of `rows` query heads, at most kQkRows, against `blocks` blocks.
-inline void score(int rows, int blocks, const uint16_t* q, int d, const uint16_t* const* keys, float* out, BlockFetch fetches) {
+inline void score(int rows, int blocks, const Factor* q, int d, const uint16_t* const* keys, float* out, BlockFetch& fetches) {
     for (; blocks > 0; blocks -= kQkCols, keys += kQkCols, out += kQkCols * kBlockSize) {
         if constexpr (kQkCols == 4) {
             if (blocks == 2) return BlockKernelUpTo<2, kQkRows>::score[rows](q, d, keys, out, fetches);
@@ -116,7 +99,6 @@ inline void score(int rows, int blocks, const uint16_t* q, int d, const uint16_t
         }
         if (blocks < kQkCols) return BlockKernelUpTo<1, kQkRows>::score[rows](q, d, keys, out, fetches);
         BlockKernelUpTo<kQkCols, kQkRows>::score[rows](q, d, keys, out, fetches);
-        fetches.lines = 0;
     }
 }
 

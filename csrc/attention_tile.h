@@ -126,7 +126,7 @@ struct SoftmaxState {
     // Adds the probabilities of its scores of a key tile to its sum, and gives each sixteen of them to change(block, them)
     // before they are stored.
     template <class Change>
-    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, float scale, Change change) {
+    WAGER_INLINE void weigh(int i, const float* scores, Factor* p, float scale, Change change) {
         static_assert(kTileBlocks % kExpBlocks == 0);
         const F reference = splat(-top[i]), factor = splat(scale);
         F total = load(sum + 16 * i);
@@ -144,11 +144,11 @@ struct SoftmaxState {
         }
         store(sum + 16 * i, total);
     }
-    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, float scale) {
+    WAGER_INLINE void weigh(int i, const float* scores, Factor* p, float scale) {
         weigh(i, scores, p, scale, [](int, F probability) { return probability; });
     }
     // The same with the values' scales in the probabilities. A key that is not seen keeps 0, whatever its scale.
-    WAGER_INLINE void weigh_scaled(int i, const float* scores, uint16_t* p, const float* scales, TileKeys keys, float scale) {
+    WAGER_INLINE void weigh_scaled(int i, const float* scores, Factor* p, const float* scales, TileKeys keys, float scale) {
         weigh(i, scores, p, scale, [=](int b, F probability) {
             return keep(mul(probability, load(scales + 16 * b)), zero(), keys.low - 16 * b, keys.high - 16 * b);
         });
@@ -270,7 +270,7 @@ struct AttentionTile {
     float factor, scale;  // of products of queries and keys; of scores, in units of log2
     float* s;                                // [row-heads, 64]
     SoftmaxState segment_state, full_state;  // of the current segment; of all segments so far
-    uint16_t *q, *p;                         // [row-heads, d], [row-heads, 64]
+    Factor *q, *p;                           // [row-heads, d], [row-heads, 64]
     BlockCopies key_copies, value_copies;
     Scattered scattered;
     const int32_t* table;
@@ -289,9 +289,9 @@ struct AttentionTile {
           s(reinterpret_cast<float*>(scratch)),
           segment_state(s + tile_height(group) * kKeyTile, group, d),
           full_state(segment_state.o + state_floats(group, d), group, d),
-          q(reinterpret_cast<uint16_t*>(full_state.o + state_floats(group, d))),
+          q(reinterpret_cast<Factor*>(full_state.o + state_floats(group, d))),
           p(q + tile_height(group) * d),
-          key_copies(p + tile_height(group) * kKeyTile, kBlockSize * d),
+          key_copies(reinterpret_cast<uint16_t*>(p + tile_height(group) * kKeyTile), kBlockSize * d),
           value_copies(key_copies.at(kTileBlocks), kBlockSize * d),
           scattered(op, step, value_copies.at(kTileBlocks), tile_rows(group)),
           after{nullptr, 0, 0, 0} {}
@@ -320,7 +320,7 @@ struct AttentionTile {
         table = block_table(step, row);
         for (int t = 0; t < rows; ++t) {
             const uint16_t* from = op.q + (static_cast<size_t>(row + t) * op.heads + head * group) * d;
-            std::memcpy(q + t * group * d, from, static_cast<size_t>(group) * d * 2);
+            for (int i = 0; i < group * d; i += 16) copy_factors(q + t * group * d + i, from + i);
         }
         key_copies.forget();
         value_copies.forget();
@@ -367,7 +367,8 @@ struct AttentionTile {
         BlockFetch fetches = next_blocks(op.cache.keys, last);
         if (op.cache.q8) key_copies.widen(keys, blocks, first % kTileBlocks, fetches);
         each_part(total, kQkRows, [&](int i, int n, int part, int parts) {
-            score(n, blocks, q + i * d, d, keys, s + i * kKeyTile + place, share(fetches, part, parts));
+            BlockFetch own = share(fetches, part, parts);
+            score(n, blocks, q + i * d, d, keys, s + i * kKeyTile + place, own);
         });
         if (op.soft_cap > 0) cap_scores(0, total, first, last);
         fetches = next_blocks(op.cache.values, last);
@@ -380,7 +381,8 @@ struct AttentionTile {
         }
         each_part(total, kPvRows, [&](int i, int n, int part, int parts) {
             const ValueKernel kernel = BlockKernelUpTo<1, kPvRows>::value[n];
-            kernel(p + i * kKeyTile + place, values, blocks, values_d, state.o + i * values_d, share(fetches, part, parts));
+            BlockFetch own = share(fetches, part, parts);
+            kernel(p + i * kKeyTile + place, values, blocks, values_d, state.o + i * values_d, own);
         });
         return true;
     }
@@ -399,21 +401,21 @@ struct AttentionTile {
                 if (!op.cache.q8) values[block - from] = finite(values[block - from], block, low, high);
             }
             const int place = from % kTileBlocks * kBlockSize;
+            BlockFetch none{};
             if (op.cache.q8) {
-                BlockFetch none{};
                 key_copies.widen(keys, to - from, from % kTileBlocks, none);
                 value_copies.widen(values, to - from, from % kTileBlocks, none);
             }
             each_part(group, kQkRows, [&](int i, int n, int, int) {
                 const int at = t * group + i;
-                score(n, to - from, q + at * d, d, keys, s + at * kKeyTile + place, {});
+                score(n, to - from, q + at * d, d, keys, s + at * kKeyTile + place, none);
             });
             if (op.soft_cap > 0) cap_scores(t * group, (t + 1) * group, from, to);
             weigh(t * group, (t + 1) * group, from, to, state);
             each_part(group, kPvRows, [&](int i, int n, int, int) {
                 const int at = t * group + i;
                 const ValueKernel kernel = BlockKernelUpTo<1, kPvRows>::value[n];
-                kernel(p + at * kKeyTile + place, values, to - from, values_d, state.o + at * values_d, {});
+                kernel(p + at * kKeyTile + place, values, to - from, values_d, state.o + at * values_d, none);
             });
         }
     }
@@ -437,7 +439,7 @@ struct AttentionTile {
         const float* by = op.cache.q8 && op.soft_cap <= 0 ? key_copies.scales : nullptr;
         for (int i = begin; i < end; ++i) state.look(i, values_d, s + i * kKeyTile, by, keys(i), scale);
         for (int i = begin; i < end; ++i) {
-            uint16_t* weights = p + i * kKeyTile;
+            Factor* weights = p + i * kKeyTile;
             if (op.cache.q8) state.weigh_scaled(i, s + i * kKeyTile, weights, value_copies.scales, keys(i), scale);
             else state.weigh(i, s + i * kKeyTile, weights, scale);
         }

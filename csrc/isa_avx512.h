@@ -18,6 +18,7 @@ constexpr int kTileRows = 14, kTileCols = 2, kFewRows = 0, kWideRows = 99;
 constexpr int kBlockRows = 6, kHeldRows = 1, kManyRows = 16, kManyByteRows = 8, kBlockCols = 2;
 constexpr int kQkRows = 6, kQkCols = 4;      // attention: row-heads x key blocks
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
+using Factor = uint16_t;  // what attention multiplies keys and values with
 constexpr int kExpBlocks = 4;  // attention: sixteens of scores whose exponentials are taken together
 
 struct F {

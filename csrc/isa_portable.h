@@ -15,6 +15,7 @@ constexpr int kTileRows = 2, kTileCols = 1, kFewRows = 0, kWideRows = 99;
 constexpr int kBlockRows = 2, kHeldRows = 1, kManyRows = 2, kManyByteRows = 2, kBlockCols = 1;
 constexpr int kQkRows = 2, kQkCols = 1;
 constexpr int kPvRows = 2, kPvCols = 1;
+using Factor = uint16_t;  // what attention multiplies keys and values with
 constexpr int kExpBlocks = 2;  // attention: sixteens of scores whose exponentials are taken together
 
 typedef float F4 __attribute__((vector_size(16)));

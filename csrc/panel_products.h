@@ -57,6 +57,19 @@ constexpr int kPieceInputs = 32;  // inputs of a panel after which prefetching t
 // Sixteens of outputs that M rows are multiplied with at once. Of few rows, whose sums wait for each other, more.
 constexpr int tile_columns(int rows) { return rows <= kFewRows ? kColumns : kTileCols; }
 
+// M rows, `stride` elements apart. Every third has a pointer: an address can add a stride to it, or two.
+template <int M, class X>
+struct RowsAt {
+    const X* bases[(M + 2) / 3];
+    size_t stride;
+
+    WAGER_INLINE RowsAt(const X* first, size_t stride_) : stride(stride_) {
+#pragma GCC unroll 8
+        for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = first + 3 * i * stride;
+    }
+    WAGER_INLINE const X* operator()(int i) const { return bases[i / 3] + (i % 3) * stride; }
+};
+
 template <int M, int N>
 struct Tile {
     F acc[M][N];
@@ -73,36 +86,34 @@ struct Tile {
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) store(p + i * stride + 16 * j, acc[i][j]);
     }
-    // One pair of inputs: x [M rows, x_stride], w [N * 16 outputs][2].
-    WAGER_INLINE void step(const uint16_t* const (&bases)[(M + 2) / 3], size_t x_stride, const uint16_t* w, int pair) {
-        Pair weights[N];
+    WAGER_INLINE void read(const float* p, size_t stride) {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) weights[j] = load_pairs(w + 32 * j);
+            for (int j = 0; j < N; ++j) acc[i][j] = load(p + i * stride + 16 * j);
+    }
+    // One pair of inputs of M rows, times weights of N * 16 outputs.
+    WAGER_INLINE void step(const RowsAt<M, uint16_t>& x, int pair, const Pair (&weights)[N]) {
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) {
-            const auto value = splat_pair(bases[i / 3] + (i % 3) * x_stride + 2 * pair);
+            const auto value = splat_pair(x(i) + 2 * pair);
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], value, weights[j]);
         }
     }
-    // The same sums of one row, and of floats [M rows][kPieceInputs]: AVX-512 has two fused multiply-adds in a cycle, on Intel's
-    // processors, and half a product of pairs.
-    WAGER_INLINE void step(const uint16_t* x, const Pair (&pairs)[N]) {
-        const auto value = splat_pair(x);
-#pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) acc[0][j] = dot(acc[0][j], value, pairs[j]);
-    }
-    WAGER_INLINE void step(const float* x, const Pair (&pairs)[N]) {
+    // The same sums of rows of floats: where there is no product of pairs, or a slow one. AVX-512 has two fused multiply-adds in
+    // a cycle, on Intel's processors, and half a product of pairs.
+    WAGER_INLINE void step(const RowsAt<M, float>& x, int pair, const Pair (&weights)[N]) {
         F low[N], high[N];
 #pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) widen_pairs(pairs[j], low[j], high[j]);
-        step_half(x + 1, high);
-        step_half(x, low);
+        for (int j = 0; j < N; ++j) widen_pairs(weights[j], low[j], high[j]);
+        step_half(x, 2 * pair + 1, high);
+        step_half(x, 2 * pair, low);
     }
-    WAGER_INLINE void step_half(const float* x, const F (&w)[N]) {
+    WAGER_INLINE void step_half(const RowsAt<M, float>& x, int input, const F (&w)[N]) {
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) {
-            const F value = splat_at(x + i * kPieceInputs);
+            const F value = splat_at(x(i) + input);
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) acc[i][j] = add_exact(acc[i][j], value, w[j]);
         }
@@ -116,8 +127,7 @@ struct Tile {
     WAGER_INLINE void run_panel(const uint16_t* x, size_t x_stride, const uint16_t* w, int pairs, const Prefetch& prefetch,
                                 bool first) {
         constexpr int kPairs = kPieceInputs / 2, kStride = 2 * kPanel;
-        const uint16_t* bases[(M + 2) / 3];
-        for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * x_stride;
+        const RowsAt<M, uint16_t> rows(x, x_stride);
         Turns turns(prefetch);
         int k = 0;
         for (; k + kPairs <= pairs; k += kPairs) {
@@ -128,18 +138,21 @@ struct Tile {
 #pragma GCC unroll 16
             for (int u = 0; u < kPairs; ++u) {
                 if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u, prefetch.once);
-                const uint16_t* at_pair = w + static_cast<size_t>(k + u) * kStride;
-                if constexpr (M >= kWideRows) {
-                    Pair weights[N];
-#pragma GCC unroll 4
-                    for (int j = 0; j < N; ++j) weights[j] = load_pairs(at_pair + 32 * j);
-                    step(&values[0][2 * u], weights);
-                } else {
-                    step(bases, x_stride, at_pair, k + u);
-                }
+                Pair weights[N];
+                load_weights(w + static_cast<size_t>(k + u) * kStride, weights);
+                if constexpr (M >= kWideRows) step(RowsAt<M, float>(values[0], kPieceInputs), u, weights);
+                else step(rows, k + u, weights);
             }
         }
-        for (; k < pairs; ++k) step(bases, x_stride, w + static_cast<size_t>(k) * kStride, k);
+        for (; k < pairs; ++k) {
+            Pair weights[N];
+            load_weights(w + static_cast<size_t>(k) * kStride, weights);
+            step(rows, k, weights);
+        }
+    }
+    static WAGER_INLINE void load_weights(const uint16_t* w, Pair (&weights)[N]) {
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) weights[j] = load_pairs(w + 32 * j);
     }
 };
 
@@ -172,8 +185,8 @@ __attribute__((aligned(64))) void e4m3_panel(const uint8_t* x, size_t stride, in
                     for (int j = 0; j < kCols; ++j) widen_e4m3(load_bytes(at + kQuadBytes * quad + 64 * j), pairs[0][j], pairs[1][j]);
 #pragma GCC unroll 2
                     for (int half = 0; half < 2; ++half) {
-                        if constexpr (M == 1) tile.step(row + 4 * quad + 2 * half, pairs[half]);
-                        else tile.step(&values[0][4 * quad + 2 * half], pairs[half]);
+                        if constexpr (M == 1) tile.step(RowsAt<1, uint16_t>(row, 0), 2 * quad + half, pairs[half]);
+                        else tile.step(RowsAt<M, float>(values[0], kPieceInputs), 2 * quad + half, pairs[half]);
                     }
                 }
             }
@@ -445,8 +458,7 @@ template <WeightFormat format, int M>
 __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, int, int k, const uint8_t* panel, float* out,
                                              const Prefetch& prefetch) {
     constexpr bool stored = M > kBlockRows;
-    const uint8_t* bases[(M + 2) / 3];
-    for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * stride;
+    const RowsAt<M, uint8_t> all(x, stride);
     for (int column = 0; column < kColumns; column += kBlockCols) {
         BlockTile<format, M, stored> tile(out + 16 * column);
         tile.total.clear();
@@ -454,9 +466,7 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
         Turns turns(prefetch);
         for (int index = 0; index < k / kBlockInputs; ++index) {
             const WeightBlock<format> block(panel, index);
-            const auto rows = [&](int i) -> const ActivationBlock& {
-                return reinterpret_cast<const ActivationBlock*>(bases[i / 3] + (i % 3) * stride)[index];
-            };
+            const auto rows = [&](int i) -> const ActivationBlock& { return reinterpret_cast<const ActivationBlock*>(all(i))[index]; };
             const uint8_t* ahead = column == 0 ? block.ahead(index, turns, prefetch) : nullptr;
             tile.step(block, column, rows, ahead, prefetch.once);
         }

@@ -94,10 +94,11 @@ inline size_t state_floats(int group, int head_dim) {
 // Bytes of scratch memory that one thread needs for attention.
 inline size_t attention_scratch(int group, int head_dim, int tail_blocks) {
     const size_t height = tile_height(group), d = head_dim;
-    const size_t floats = height * kKeyTile + 2 * state_floats(group, head_dim);
+    // Scores, queries and probabilities, and states.
+    const size_t floats = height * (2 * kKeyTile + d) + 2 * state_floats(group, head_dim);
     // Per row: keys and values of its tail. And a key tile of transposed latents, and of values with some masked.
     const size_t blocks = tile_rows(group) * size_t{2} * tail_blocks + 2 * kKeyTile / kBlockSize;
-    const size_t halves = height * (d + kKeyTile) + blocks * kBlockSize * d;
+    const size_t halves = blocks * kBlockSize * d;
     return (floats * 4 + halves * 2 + 4095) / 4096 * 4096;
 }
 
