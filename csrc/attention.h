@@ -1,7 +1,7 @@
 // Paged attention over every row's own path, with online softmax over tiles of 64 keys at absolute positions, and the
-// results of segments of 256 keys combined in order. Work items are (tile, kv head) pairs. Many of them are taken in turn by
-// the threads; where there are few, each thread has an even share of their segments. Results are combined in the same order
-// either way, so every bit is equal.
+// results of segments of 256 keys combined in order. Work items are (kv head, tile) pairs, those of a head side by side: they
+// read the same keys. Many of them are taken in turn by the threads; where there are few, each thread has an even share of
+// their segments. Results are combined in the same order either way, so every bit is equal.
 #pragma once
 
 #include "attention_tile.h"
@@ -69,7 +69,7 @@ struct SegmentShares {
 
     void run() {
         for (int item = 0; item < items; ++item) {
-            tile.place(item / tile.op.cache.kv_heads);
+            tile.place(item % plan.tiles);
             int first = -1, end = -1, owners = 0, last_owner = -1;
             int64_t at = before;
             for (int s = tile.first_segment(); s < tile.end_segment(); at += cost(s), ++s) {

@@ -315,8 +315,8 @@ struct AttentionTile {
         }
     }
     void begin(int item) {
-        place(item / op.cache.kv_heads);
-        head = item % op.cache.kv_heads;
+        place(item % plan.tiles);
+        head = item / plan.tiles;
         table = block_table(step, row);
         for (int t = 0; t < rows; ++t) {
             const uint16_t* from = op.q + (static_cast<size_t>(row + t) * op.heads + head * group) * d;
@@ -330,8 +330,8 @@ struct AttentionTile {
     void follow(int item) {
         after.first = after.last = 0;
         if (item < 0) return;
-        const int first = plan.tile_rows[item / op.cache.kv_heads], position = step.in.positions[first];
-        after = {block_table(step, first), item % op.cache.kv_heads, first_key_of(op, position) / kBlockSize, position / kBlockSize + 1};
+        const int first = plan.tile_rows[item % plan.tiles], position = step.in.positions[first];
+        after = {block_table(step, first), item / plan.tiles, first_key_of(op, position) / kBlockSize, position / kBlockSize + 1};
     }
     int first_segment() const { return first_seen / kSegment; }
     int end_segment() const { return (end_seen - 1) / kSegment + 1; }

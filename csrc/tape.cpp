@@ -194,22 +194,34 @@ void Tape::give_state_room(int sequences) {
     if (state_room_ == nullptr || state_room_->size() < bytes) state_room_ = std::make_unique<Buffer>(bytes + bytes / 2);
 }
 
-AttentionPlan Tape::plan(const Shape& shape, Tiles& tiles, const int32_t* rows, int count) {
+// Rows of a sequence that follow each other as tiles, as even and `times` as many as are needed (one row each at most).
+void Tape::cut(const Shape& shape, Tiles& tiles, const int32_t* rows, int count, int times) const {
     tiles.rows.clear();
     tiles.sizes.clear();
     tiles.outs.clear();
-    for (int i = 0; i < count; ++i) {
-        const int row = rows[i];
-        const bool follows = i > 0 && rows[i - 1] == row - 1 && in_.seq_ids[row - 1] == in_.seq_ids[row];
-        if (follows && tiles.sizes.back() < tile_rows(shape.group)) {
-            ++tiles.sizes.back();
-            continue;
+    const int most = tile_rows(shape.group);
+    for (int first = 0, end; first < count; first = end) {
+        const auto follows = [&](int i) { return rows[i] == rows[i - 1] + 1 && in_.seq_ids[rows[i]] == in_.seq_ids[rows[i - 1]]; };
+        for (end = first + 1; end < count && follows(end);) ++end;
+        const int size = end - first, parts = std::min(size, times * ((size + most - 1) / most));
+        for (int i = 0; i < parts; ++i) {
+            const int begin = static_cast<int>(part(size, i, parts));
+            tiles.rows.push_back(rows[first] + begin);
+            tiles.sizes.push_back(static_cast<int>(part(size, i + 1, parts)) - begin);
+            tiles.outs.push_back(first + begin);
         }
-        tiles.rows.push_back(row);
-        tiles.sizes.push_back(1);
-        tiles.outs.push_back(i);
     }
-    const int most = segments(shape, tiles);
+}
+
+// Where items are few and threads could not have as many of them each, tiles are smaller.
+AttentionPlan Tape::plan(const Shape& shape, Tiles& tiles, const int32_t* rows, int count) {
+    cut(shape, tiles, rows, count, 1);
+    int most = segments(shape, tiles);
+    const int items = static_cast<int>(tiles.rows.size()) * shape.kv_heads, threads = pool_->threads();
+    if (most > 0 && items * most < kSplitBelow * threads && items % threads) {
+        cut(shape, tiles, rows, count, threads / std::gcd(items, threads));
+        most = segments(shape, tiles);
+    }
     return {tiles.rows.data(), tiles.sizes.data(), tiles.outs.data(), tails_.data(), ends_.data(),
             static_cast<int>(tiles.rows.size()), tail_blocks_, most, nullptr, done_.get()};
 }

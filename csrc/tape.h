@@ -103,6 +103,7 @@ class Tape {
     const int32_t* block_table(int sequence) const { return in_.block_tables + static_cast<size_t>(sequence) * in_.max_blocks; }
     void find_keys(int rows);
     AttentionPlan plan(const Shape& shape, Tiles& tiles, const int32_t* rows, int count);
+    void cut(const Shape& shape, Tiles& tiles, const int32_t* rows, int count, int times) const;
     int segments(const Shape& shape, const Tiles& tiles);
 
     std::shared_ptr<Pool> pool_;
