@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from wager.bench import comparison, measure
+from wager.bench import measure
 from wager.bench.quality import compare_logits, fixed_text, windows
+from wager.cli import prove
 from wager.prompts import Prompt
 from wager.testing import RandomTreeDrafter, ToyDistribution
 from wager.testing.toy import toy_engine
@@ -93,14 +95,16 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0.9, seed=5)
 PROMPTS = [Request(f"r{i}", (*COMMON, i % 7, i), PARAMS) for i in range(8)]
 
 
+def answers(engine: Any, condition: prove.Condition) -> dict[str, Completion]:
+    return prove.answers(engine, PROMPTS, condition, on_delta=lambda delta: None)
+
+
 def test_conditions_occur_and_change_no_token() -> None:
-    plain = comparison.answers(toy_engine(TEXT, prefix_cache=False), PROMPTS, comparison.ALONE)
+    plain = answers(toy_engine(TEXT, prefix_cache=False), prove.ALONE)
     engine = toy_engine(TEXT, drafter=RandomTreeDrafter(TEXT.vocab))
     outcomes = [
-        comparison.compare_answers(
-            plain, comparison.answers(engine, PROMPTS, c), mode="sampled", drafter="tree", condition=c
-        )
-        for c in list(comparison.conditions(8).values())[1:]
+        prove.compare_answers(plain, answers(engine, c), mode="sampled", drafter="tree", condition=c)
+        for c in list(prove.conditions(8).values())[1:]
     ]
     engine.check()
     assert [outcome.differing for outcome in outcomes] == [0, 0, 0]
@@ -124,8 +128,8 @@ def test_differences_are_counted_and_placed() -> None:
         (answer(1, 2, 3, 4), 1, (3, None, 4)),
         (answer(1, 2, 3, error="broke"), 1, (3, None, None)),
     ):
-        outcome = comparison.compare_answers(
-            {"r": answer(1, 2, 3)}, {"r": tried}, mode="m", drafter="d", condition=comparison.ALONE
+        outcome = prove.compare_answers(
+            {"r": answer(1, 2, 3)}, {"r": tried}, mode="m", drafter="d", condition=prove.ALONE
         )
         assert outcome.differing == count
         first = outcome.first
