@@ -193,11 +193,12 @@ class DraftTimes {
     std::vector<double> per_call, per_token;
 
   private:
+    // Beyond the last knot the last line goes on if it rises.
     double seconds(const Place& place, double depth) const {
         const size_t left = place.right ? place.right - 1 : 0, right = place.right;
-        const double share = place.share;
-        return std::max(0.0, (1.0 - share) * (per_call[left] + depth * per_token[left]) +
-                                 share * (per_call[right] + depth * per_token[right]));
+        const double fewer = per_call[left] + depth * per_token[left], more = per_call[right] + depth * per_token[right];
+        const double share = more < fewer ? std::min(1.0, place.share) : place.share;
+        return (1.0 - share) * fewer + share * more;
     }
 
     KalmanFilter filter_;

@@ -385,6 +385,16 @@ def test_what_more_requests_take_for_drafting_than_were_measured_is_no_error_of_
         assert believed.draft_seconds("mtp", requests, 2) == pytest.approx(truth.draft_seconds("mtp", requests, 2))
 
 
+def test_more_requests_never_take_less_for_drafting_beyond_those_that_were_measured() -> None:
+    """64 were measured a little faster than 32. Along that line 600 would take no time, and the first call of so many
+    would pass for the first of a drafter that was never measured: all prices were thrown away."""
+    curve = DraftCurve([1, 32, 64], [1e-3, 5e-3, 4.5e-3], [1e-4, 5e-4, 4.5e-4])
+    alone, most = curve.seconds(1, 2), curve.seconds(64, 2)
+    assert curve.seconds(600, 2) == most
+    curve.observe(600, 2, seconds=most)
+    assert (curve.seconds(1, 2), curve.seconds(64, 2)) == pytest.approx((alone, most))
+
+
 def test_what_is_not_known_is_uncertain_and_stays_so_in_a_file_and_in_an_engine() -> None:
     careful, hasty = (surface("accelerator", "mtp", uncertainty=uncertainty) for uncertainty in (1.0, 3.0))
 

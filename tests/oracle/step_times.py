@@ -96,10 +96,11 @@ class DraftTimes:
         left = max(0, right - 1)
         call, token = self.per_call[left], self.per_token[left]
         call_right, token_right = self.per_call[right], self.per_token[right]
-        return [
-            max(0.0, (1 - share) * (call + depth * token) + share * (call_right + depth * token_right))
-            for depth in depths
-        ]
+        found = []
+        for depth in depths:
+            fewer, more = call + depth * token, call_right + depth * token_right
+            found.append(fewer + min(share, 1) * (more - fewer) + max(0, share - 1) * max(0, more - fewer))
+        return found
 
     def observe(self, requests: int, depth: int, seconds: float) -> bool:
         """False, and nothing is learned, where it was believed to take no time."""

@@ -216,7 +216,8 @@ class DraftPoint:
 
 class DraftCurve:
     """`requests` are measured batch sizes, ascending; `per_call` and `per_token` the seconds there, linear in between
-    and along the last line beyond. `fingerprint`: of the files that the drafter reads (models/opening.py), or ""."""
+    and beyond along the last line, if that rises. `fingerprint`: of the files that the drafter reads
+    (models/opening.py), or ""."""
 
     def __init__(self, requests: Sequence[int], per_call: Sequence[float], per_token: Sequence[float]) -> None:
         if not _is_sound(requests, per_call, per_token):
