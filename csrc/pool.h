@@ -1,9 +1,9 @@
 // A pool of persistent threads that share the stages of some work, with a barrier after each.
 //
-// The caller is thread 0 and waits for no thread that has not begun: a stage is shared by those that are awake when it begins,
-// and a thread that sleeps is woken meanwhile and takes part in a later one. Where stages are long, threads sleep because they
-// have waited for the caller: those take part at once. So a stage must give the same result for any number of threads. How many
-// may take part is ThreadLimit's to say. Threads spin for a bounded time and then sleep: an idle engine uses no core.
+// The caller is thread 0. A stage is shared by the threads that are awake when it begins; one that sleeps is woken meanwhile and
+// takes part in a later one. Where stages are long, threads sleep because they have waited for the caller: those take part at
+// once, and the caller waits for them. So a stage must give the same result for any number of threads. How many may take part is
+// ThreadLimit's to say. Threads spin for a bounded time and then sleep: an idle engine uses no core.
 // Floating-point modes are set alike in every thread: a flush-to-zero bit set by another library must not change a row.
 #pragma once
 
@@ -284,7 +284,8 @@ class Pool {
         return team;
     }
 
-    // Whether the stages before this one were long on average. The caller may have been stopped: that time does not count.
+    // Whether the stages before this one were long on average. Time in which the caller was stopped or slept does not count, but
+    // that in which it spun does.
     bool long_stages(int stage) const { return processor_time() - shared_->begun > stage * Waiter::kSpinFor / 2; }
 
     void publish(int team) {
