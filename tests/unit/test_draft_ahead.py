@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from wager.draft.ahead import AheadDrafter, OutcomeRates, below
+from wager.draft.base import DrafterStoppedError
 from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
@@ -126,6 +128,22 @@ def test_it_is_noted_whose_sequences_run() -> None:
     assert seen == ["anna", None, "ben", "ben"]
 
 
+def test_what_earlier_requests_taught_is_forgotten() -> None:
+    inner = draft_model(trees=True)
+    drafter = AheadDrafter(inner)
+    engine = toy_engine(LAW, drafter=drafter, depth=3)
+    for tenants in (("several",), ("anna", "ben")):
+        engine.generate([Request(name, (1, 2, 3), SamplingParams(max_tokens=20), tenant=name) for name in tenants])
+    figures = drafter.figures
+    alone, together = figures.rates.get("several").drafts, figures.mixed.drafts
+    assert alone and together and alone + together <= figures.hits + figures.misses
+    assert len(drafter._thread._rates) == 3 and len(inner.rank_rates) > 0
+    engine.forget_requests()
+    assert not len(figures.rates) and not figures.mixed.drafts
+    drafter.close()
+    assert not len(drafter._thread._rates) and not len(inner.rank_rates)
+
+
 def requests(params: SamplingParams) -> list[Request]:
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, VOCAB, size).tolist() for size in (5, 40, 17, 33, 21)]
@@ -217,6 +235,26 @@ def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
     if made is Failing:
         assert "Drafter 'model' failed and pauses for 16 steps: RuntimeError: the drafter failed" in caplog.text
     drafter.close()
+
+
+def test_nothing_is_kept_for_a_thread_that_an_error_ended() -> None:
+    class Refusing(DraftModel):
+        def begin(self, *args: Any, **more: Any) -> None:
+            raise RuntimeError("the drafter failed")
+
+    inner = Refusing(ToyTarget(LAW))
+    drafter = AheadDrafter(inner)
+    drafter.begin("a", [1, 2], SamplingParams())
+    drafter._thread.join(10)
+    for _ in range(20):
+        drafter.begin("b", [1, 2], SamplingParams())
+        drafter.end("b")
+    assert drafter._thread._calls.qsize() < 3
+    inner.rank_rates.get("anna")
+    drafter.forget()
+    assert not len(inner.rank_rates)
+    with pytest.raises(DrafterStoppedError, match="RuntimeError: the drafter failed"):
+        drafter.propose([DraftRequest("a", 2, 3, SamplingParams(), seed=0)])
 
 
 @pytest.mark.slow

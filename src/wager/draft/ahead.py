@@ -169,6 +169,8 @@ class AheadFigures:
     branches: int = 0
     whose: str | None = NO_TENANT
     rates: PerTenant[HitRate] = field(default_factory=lambda: PerTenant(HitRate))
+    mixed: HitRate = field(default_factory=HitRate)
+    """While sequences of several tenants run."""
     calls: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=64))
     """The latest calls of the drafter that nobody has learned from: sequences, the depth of the deepest, seconds."""
 
@@ -179,8 +181,13 @@ class AheadFigures:
 
     @property
     def rate(self) -> HitRate:
-        """The hit rate of the tenant whose sequences run."""
-        return self.rates.get("several" if self.whose is None else self.whose)
+        """The hit rate of the tenant whose sequences run, or of several."""
+        return self.mixed if self.whose is None else self.rates.get(self.whose)
+
+    def forget(self) -> None:
+        """Hit rates are unknown again."""
+        self.rates.clear()
+        self.mixed = HitRate()
 
     @property
     def hit_rate(self) -> float | None:
@@ -297,8 +304,8 @@ class DraftThread(threading.Thread):
                 self._inner.end(name)
 
     def give(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Make this call after all others; never waits."""
-        if not self.closed:
+        """Make this call after all others; never waits. Left out once the thread has ended: nobody would take it."""
+        if self.is_alive() and not self.closed:
             self._calls.put(partial(call, *arguments))
 
     def close(self) -> None:
@@ -320,7 +327,6 @@ class DraftThread(threading.Thread):
 
     def forget(self) -> None:
         self._rates.clear()
-        self._figures.rates.clear()
         self._inner.forget()
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, tenant: str) -> None:
@@ -485,7 +491,11 @@ class AheadDrafter(Drafter):
             self.figures.whose = tenants.pop() if len(tenants) == 1 else None
 
     def forget(self) -> None:
-        self._thread.give(self._thread.forget)
+        self.figures.forget()  # here: the policy reads them on this thread
+        if self._thread.is_alive():
+            self._thread.give(self._thread.forget)
+        else:
+            self._inner.forget()
 
     def close(self) -> None:
         """End the thread. May be repeated; no draft can be requested any more."""
