@@ -518,6 +518,28 @@ sys.exit(ends_in_order(lambda: importlib.import_module("numpy")))
     assert (ended.returncode, ended.stderr.strip()) == (code, said)
 
 
+def test_a_second_signal_does_not_end_the_removal_of_files_within_an_import(tmp_path: Path) -> None:
+    """`timeout` sends its signal twice; what removes files may import."""
+    (tmp_path / "late.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    program = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(tmp_path)!r})
+from wager.cli.process import ends_in_order
+
+def command():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        import late
+        print("removed")
+
+sys.exit(ends_in_order(command))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "removed\n", "\nterminated\n")
+
+
 def test_a_signal_while_the_command_is_imported_ends_it_quietly(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     program = f"""

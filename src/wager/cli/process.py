@@ -42,7 +42,7 @@ def ends_in_order(command: Callable[[], int]) -> int:
 
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal patience
-        if _is_importing(frame):
+        if not received and _is_importing(frame):
             _report(number)
             os._exit(128 + number)
         if number == signal.SIGINT:
@@ -76,7 +76,7 @@ def ends_in_order(command: Callable[[], int]) -> int:
 
 def _is_importing(frame: FrameType | None) -> bool:
     """Whether a module is being imported there, so that what a handler raises may come out as another error: numpy's
-    native part does so, and whatever calls __set_name__. There is nothing to be removed then."""
+    native part does so, and whatever calls __set_name__. What the command wrote so far is left as it is."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None
