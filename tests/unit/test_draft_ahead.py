@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wager.draft.ahead import AheadDrafter, OutcomeRates, below
+from wager.draft.ahead import AheadDrafter, OutcomeRates, _cut, below
 from wager.draft.base import DrafterStoppedError
 from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
+from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.toy import toy_engine
-from wager.types import Draft, DraftRequest, Request, SamplingParams
+from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
 
 VOCAB = 32
 LAW = ToyDistribution(vocab=VOCAB)
@@ -85,6 +86,8 @@ def test_guesses_are_the_models_own_through_any_history(params: SamplingParams, 
     assert guessed > 100
     for name in known:
         drafter.end(name)
+    drafter._thread.give((done := threading.Event()).set)
+    assert done.wait(10) and not inner._states, "no continuation is left behind by those that went on"
     drafter.close()
     assert not threads()
     inner.block_pool.check({})  # every continuation was ended
@@ -108,6 +111,59 @@ def test_a_whole_draft_and_a_second_choice_are_hits() -> None:
     outcomes = OutcomeRates().likely(draft, inner.alternatives("s"))
     assert {tokens for _, tokens, _ in outcomes} >= {draft.tokens, (*draft.tokens[:1], inner.alternatives("s")[1][0])}
     assert sum(chance for chance, _, _ in outcomes) < 1 and len(outcomes) == 7
+
+
+class Observed(DraftModel):
+    """Notes what was requested, and how many passes each call took. The first pass of the second call lasts until
+    drafts are waited for."""
+
+    def __init__(self, law: ToyDistribution) -> None:
+        outer = self
+
+        class Target(ToyTarget):
+            def forward(self, batch: PackedBatch) -> TargetOutput:
+                outer.passes[-1] += 1
+                while len(outer.passes) == 2 and outer.thread.awaited is None:
+                    time.sleep(0.001)
+                return super().forward(batch)
+
+        super().__init__(Target(law, num_blocks=200))
+        self.thread: Any = None
+        self.requests: list[Sequence[DraftRequest]] = []
+        self.passes: list[int] = []
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.requests.append(requests)
+        self.passes.append(0)
+        return super().propose(requests)
+
+
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_drafts_that_cannot_be_what_is_waited_for_are_ended_and_not_learned_from(foreseen: bool) -> None:
+    inner = Observed(LAW)
+    drafter = AheadDrafter(inner)
+    inner.thread = drafter._thread
+    ask = DraftRequest("s", 3, 3, SamplingParams(), seed=0, min_survival=1e-9)
+    drafter.begin("s", [1, 2, 3], SamplingParams())
+    [draft] = drafter.propose([ask])
+    likely = {draft.tokens[0], *inner.alternatives(next(iter(inner._states)))[0]}
+    tokens = list(draft.tokens) if foreseen else [next(token for token in range(VOCAB) if token not in likely)]
+    drafter.accept("s", tokens)
+    drafter.propose([ask._replace(position=3 + len(tokens))])
+    expected = [3, 4] if foreseen else [3, 1, 3]
+    assert inner.passes[: len(expected)] == expected
+    calls = [call[:2] for call in drafter.figures.calls]
+    assert calls[0] == (1, 3) and calls[1] == ((4, 4) if foreseen else (1, 3))
+    ahead = [(each.depth, each.min_survival < 1e-9) for each in inner.requests[1]]
+    assert sorted(ahead) == [(3, False)] * 3 + [(4, True)], "where it draws the token itself, that is a guess as well"
+    drafter.close()
+
+
+def test_a_draft_made_ahead_is_cut_to_what_is_requested() -> None:
+    draft = Draft.chain("branch", [1, 2, 3, 4], drafter="x", scores=[0.9, 0.4, 0.3, 0.2])
+    for depth, least, tokens in ((4, 0.0, (1, 2, 3, 4)), (4, 0.5, (1, 2)), (1, 0.5, (1,)), (4, 0.95, (1,))):
+        cut = _cut(DraftRequest("s", 3, depth, SamplingParams(), seed=0, min_survival=least), draft)
+        assert (cut.seq_id, cut.tokens) == ("s", tokens)
 
 
 # --- the production path --------------------------------------------------------------------------------------
@@ -229,12 +285,14 @@ class Failing(DraftModel):
 def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
     made: Callable[[ToyTarget], DraftModel], caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafter = AheadDrafter(made(ToyTarget(NEAR)))
+    inner = made(ToyTarget(NEAR))
+    drafter = AheadDrafter(inner)
     engine = toy_engine(LAW, drafter=drafter, depth=4)
     assert texts(engine, PARAMS[1]) == texts(toy_engine(LAW), PARAMS[1])
     if made is Failing:
         assert "Drafter 'model' failed and pauses for 16 steps: RuntimeError: the drafter failed" in caplog.text
     drafter.close()
+    assert not inner._states
 
 
 def test_nothing_is_kept_for_a_thread_that_an_error_ended() -> None:
@@ -269,6 +327,7 @@ def test_a_drafter_that_hangs_is_not_waited_for_again_and_no_request_is_lost(
     assert texts(engine, PARAMS[0]) == texts(toy_engine(LAW), PARAMS[0])
     assert time.monotonic() - begin < 10
     assert "TimeoutError: it has not answered for 0.2 s" in caplog.text
+    assert len(threads()) == 1, "another one would use the drafter beside it"
     dead.released.set()
     for thread in threads():
         thread.join(5)
