@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from wager.draft.corpus.files import (
     write_segment,
 )
 from wager.draft.corpus.learning import LearnedTexts
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.errors import UsageError, WagerError
 from wager.kernels import _native
 
@@ -507,3 +508,25 @@ def test_what_comes_too_fast_is_left_out_and_said(
         texts.learn("", [], random_text(1, 200))
     texts.close()
     assert "some are not learned" in caplog.text and texts_in(tmp_path) == []
+
+
+def test_how_right_a_tenants_texts_were_is_kept_for_it_alone(tmp_path: Path) -> None:
+    def opened() -> tuple[LearnedTexts, Callable[[str], list[tuple[float, float]]], LookupDrafter]:
+        learned = LearnedTexts(tmp_path, TOKENIZER)
+        drafter = LookupDrafter("suffix", LookupSources(8, learned=learned))
+        return learned, lambda tenant: drafter._tables.get(tenant).found(), drafter
+
+    learned, found, drafter = opened()
+    prior = found("")
+    kept = {"anna": [(0.1, 5.0)] * len(prior), "ben": [(0.2, 6.0)] * len(prior)}
+    for tenant, rates in kept.items():
+        learned.learn(tenant, [1], [2, 3, 4])
+        assert found(tenant) == prior and drafter._tables.get(tenant).start_from(rates)
+    assert drafter._tables.get("carl").start_from(kept["ben"])  # of whom nothing was learned
+    learned.close()
+    states = {path.parent.name for path in tmp_path.rglob("suffix.state")}
+    assert states == {learned.folder_name("anna"), learned.folder_name("ben")}
+    learned, found, _ = opened()
+    assert {tenant: found(tenant) for tenant in kept} == kept
+    assert found("carl") == found("") == prior
+    learned.close()

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from oracle import merging
-from wager.draft.trees import TokenTree, TreeTemplate, children, sequoia
+from wager.draft.ngram import NgramDrafter
+from wager.draft.trees import RankLearner, RankRates, TokenTree, TreeTemplate, children, sequoia
 from wager.kernels import _native
 from wager.types import Draft, DraftPrices, DraftRequest, SamplingParams
 
@@ -169,3 +170,17 @@ def test_no_template_is_expected_to_be_accepted_more(nodes: int, depth: int, see
         depths.append(depths[parent + 1] + 1)
     assert depths == sorted(depths) and shape_of(template) in every
     assert expected(shape_of(template), rates) == pytest.approx(max(expected(shape, rates) for shape in every))
+
+
+def test_the_rates_of_ranks_are_forgotten_with_the_requests_that_taught_them() -> None:
+    class Learner(RankLearner, NgramDrafter):
+        pass
+
+    learner = Learner()
+    learner.begin("s", [1, 2, 1, 2, 1], SamplingParams(), tenant="anna")
+    assert learner.propose([DraftRequest("s", 5, 2, SamplingParams(), 0)])[0].tokens
+    learner.accept("s", [2])
+    learner.end("s")
+    assert learner.rank_rates.get("anna").rates != RankRates().rates
+    learner.forget()
+    assert learner.rank_rates.get("anna").rates == RankRates().rates
