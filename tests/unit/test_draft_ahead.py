@@ -6,6 +6,7 @@ import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -313,6 +314,12 @@ def test_nothing_is_kept_for_a_thread_that_an_error_ended() -> None:
     assert not len(inner.rank_rates)
     with pytest.raises(DrafterStoppedError, match="RuntimeError: the drafter failed"):
         drafter.propose([DraftRequest("a", 2, 3, SamplingParams(), seed=0)])
+    ended = weakref.ref(drafter._thread)
+    drafter.end("a")
+    drafter.begin("c", [1, 2], SamplingParams())  # gets a new one
+    gc.collect()
+    assert ended() is None
+    drafter.close()
 
 
 @pytest.mark.slow

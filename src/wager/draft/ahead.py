@@ -465,7 +465,7 @@ class AheadDrafter(Drafter):
 
     def _open(self) -> None:
         self._thread, self._failed = DraftThread(self._inner, self.figures), False
-        weakref.finalize(self, self._thread.close)
+        self._close_thread = weakref.finalize(self, self._thread.close)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.end(seq_id)
@@ -500,7 +500,7 @@ class AheadDrafter(Drafter):
     def close(self) -> None:
         """End the thread. May be repeated; no draft can be requested any more."""
         self._failed = False
-        self._thread.close()
+        self._close_thread()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts that are ready, and for what was missed new ones; then the drafter goes on with the next. Raises
