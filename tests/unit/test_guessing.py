@@ -56,6 +56,11 @@ def test_guesses_have_the_ids_of_the_verified_model_and_the_q_that_was_asked_for
         kept = logits[:vocab]
         request = DraftRequest("s", 7, 4, SamplingParams(temperature=temperature), seed, 0, needs_draft_probs)
         [guess] = sampler.guesses(output_of(logits), [GuessedRow(0, request, (1, 2))])
+        row = GuessedRow(0, request, (1, 2))
+        ranked = [each.token for each in sampler.candidates(output_of(logits), row, 4)]
+        given = output_of(logits)
+        others = sampler.alternatives(given, row, ranked[0], 3)
+        assert others == ranked[1:] and (given.logits == logits).all()
         shares = np.exp(kept - kept.max().astype(np.float64))
         assert guess.probability == pytest.approx(shares[guess.token] / shares.sum(), rel=1e-4)
         if guess.probs is None:

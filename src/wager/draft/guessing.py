@@ -150,6 +150,19 @@ class GuessSampler:
         drawn = {id(each): token for each, token in zip(native, self._native(native, output), strict=True)}
         return [self._guess(output, each, drawn.get(id(each))) for each in rows]
 
+    def alternatives(self, output: TargetOutput, row: GuessedRow, token: int, count: int) -> list[int]:
+        """At most `count` tokens that come next after the guess `token`, likeliest first, in the draft model's ids."""
+        if not (self._whole and row.request.params.plain and row.request.params.greedy):
+            ranked = self.candidates(output, row, count + 1)
+            return [each.token for each in ranked if each.token != token][:count]
+        logits, found, kept = output.logits[row.row], [token], list[np.float32]()
+        for _ in range(min(count, len(logits) - 1)):  # one at a time, in place: a tenth of the time of candidates
+            kept.append(logits[found[-1]])
+            logits[found[-1]] = -np.inf
+            found.append(int(logits.argmax()))
+        logits[found[:-1]] = kept
+        return found[1:]
+
     def candidates(self, output: TargetOutput, row: GuessedRow, count: int) -> list[Candidate]:
         """The `count` likeliest tokens under the row's noise, best first; none if logits are not finite.
 

@@ -490,9 +490,8 @@ class DraftModel(Drafter):
             following: list[tuple[DraftRound, GuessedRow]] = []
             for (r, row), guess in zip(walking, guesses, strict=True):
                 if self.num_alternatives and guess.token >= 0:
-                    ranked = self._sampler.candidates(output, row, self.num_alternatives + 1)
-                    others = [each.token for each in ranked if each.token != guess.token]
-                    r.state.alternatives.append(others[: self.num_alternatives])
+                    others = self._sampler.alternatives(output, row, guess.token, self.num_alternatives)
+                    r.state.alternatives.append(others)
                 if (below := r.take(guess)) is not None:
                     following.append((r, below))
             walking = following
