@@ -232,7 +232,7 @@ def test_arguments_stream_before_the_call_is_whole() -> None:
         ([{"function": {"name": "a", "parameters": []}}], "auto", "no JSON schema"),
         ([*TOOLS, TOOLS[0]], "auto", "'weather' twice"),
         (TOOLS, "sometimes", "tool_choice"),
-        (TOOLS, {"function": {"name": "other"}}, "'other', which is not"),
+        (TOOLS, {"function": {"name": "other"}}, '"other", which is not'),
         (TOOLS, {"function": 3}, "tool_choice"),
     ],
 )
