@@ -33,14 +33,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from wager.draft.base import Drafter
+from wager.draft.corpus.kept import KeptPerTenant
 from wager.draft.coupling import COUPLING
 from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.registry import DrafterParts
 from wager.draft.store_file import StoreFile
 from wager.drafter_spec import DrafterSpec
-from wager.errors import MALFORMED, UsageError
+from wager.errors import UsageError
 from wager.kernels import _native
-from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -156,25 +156,16 @@ class LookupDrafter(Drafter):
         self.name = name
         self.makes_trees = trees
         self.remembers_requests = sources.shared_tokens > 0
-        self._learned, self._state = sources.learned, name
-        self._tables = PerTenant(lambda: lookup_table(name, sources, trees=trees), made=self._start_from_kept)
-        if self._learned is not None:
-            self._learned.before_close.append(self._keep)
+        self._learned = sources.learned
+        self._tables = KeptPerTenant(
+            lambda: lookup_table(name, sources, trees=trees),
+            sources.learned,
+            name,
+            save=lambda table: json.dumps(table.found()).encode(),
+            restore=lambda table, state: table.start_from(json.loads(state)),
+            warning="What was kept of how right a tenant's learned texts were cannot be read: it begins anew.",
+        )
         self._running: dict[str, _native.LookupTable] = {}  # of sequences, the tables of their tenants
-
-    def _start_from_kept(self, tenant: str, table: _native.LookupTable) -> None:
-        state = None if self._learned is None else self._learned.state(tenant, self._state)
-        try:
-            if state is not None and not table.start_from(json.loads(state)):
-                raise ValueError("other rates")
-        except MALFORMED:
-            log.warning("What was kept of how right a tenant's learned texts were cannot be read: it begins anew.")
-
-    def _keep(self) -> None:
-        if self._learned is None:
-            return
-        for tenant, table in self._tables.items():
-            self._learned.keep(tenant, self._state, json.dumps(table.found()).encode())
 
     def forget(self) -> None:
         """Forget what earlier requests generated."""

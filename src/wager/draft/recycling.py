@@ -16,12 +16,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from wager.draft.base import Drafter, LogitsRows
+from wager.draft.corpus.kept import KeptPerTenant
 from wager.draft.coupling import COUPLING
 from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
-from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -55,21 +55,14 @@ class RecyclingDrafter(Drafter):
     def __init__(self, vocab: int, kept: LearnedTexts | None = None) -> None:
         """Tables are `kept` for later processes."""
         self._last: dict[str, int] = {}
-        self._kept = kept
-        self._tables = PerTenant(lambda: successor_table(vocab), made=self._start_from_kept)
-        if kept is not None:
-            kept.before_close.append(self._keep)
-
-    def _start_from_kept(self, tenant: str, table: _native.Successors) -> None:
-        state = None if self._kept is None else self._kept.state(tenant, self.name)
-        if state is not None and not table.restore(state):
-            log.warning("The table of recycled tokens that was kept for a tenant is of another vocabulary.")
-
-    def _keep(self) -> None:
-        if self._kept is None:
-            return
-        for tenant, table in self._tables.items():
-            self._kept.keep(tenant, self.name, table.state())
+        self._tables = KeptPerTenant(
+            lambda: successor_table(vocab),
+            kept,
+            self.name,
+            save=_native.Successors.state,
+            restore=_native.Successors.restore,
+            warning="The table of recycled tokens that was kept for a tenant is of another vocabulary.",
+        )
 
     def forget(self) -> None:
         """Forget the rows of earlier requests."""

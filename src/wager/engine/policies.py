@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wager.draft.base import Drafter
+from wager.draft.corpus.kept import KeptPerTenant
 from wager.economics.acceptance import AcceptanceModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits, truncate_to
 from wager.engine.sequence import EngineSequence
-from wager.errors import MALFORMED, GrammarError, RequestError
-from wager.tenants import HasTenant, PerTenant
+from wager.errors import GrammarError, RequestError
+from wager.tenants import HasTenant
 from wager.types import (
     NO_TENANT,
     Draft,
@@ -325,6 +326,19 @@ def _acceptance_models(policy: Policy) -> Mapping[str, AcceptanceModel]:
     return policy.acceptance if isinstance(policy, Adaptive) else {}
 
 
+def _kept_estimates(policy: Policy) -> bytes | None:
+    models = _acceptance_models(policy)
+    return json.dumps({name: model.estimates() for name, model in models.items()}).encode() if models else None
+
+
+def _start_from_estimates(policy: Policy, state: bytes) -> bool:
+    models = _acceptance_models(policy)
+    for name, estimates in json.loads(state).items() if state else ():
+        if name in models:
+            models[name].start_from(estimates["depths"], estimates["bins"])
+    return True
+
+
 class TenantPolicies(WrappedPolicy):
     """Decides as the policy of the tenant whose sequences run, or as the one for several. `make` makes each of them,
     with the same latency model; `sequences` are the engine's. How often guesses are accepted, as far as a policy knows,
@@ -333,10 +347,15 @@ class TenantPolicies(WrappedPolicy):
     def __init__(
         self, make: Callable[[], Policy], sequences: Mapping[str, HasTenant], *, kept: LearnedTexts | None = None
     ) -> None:
-        self._make, self._sequences, self._kept = make, sequences, kept
-        self._policies = PerTenant(make, made=self._start_from_kept)
-        if kept is not None:
-            kept.before_close.append(self._keep)
+        self._make, self._sequences = make, sequences
+        self._policies = KeptPerTenant(
+            make,
+            kept,
+            _ESTIMATES,
+            save=_kept_estimates,
+            restore=_start_from_estimates,
+            warning="The estimates of acceptance that were kept for a tenant cannot be read: they begin anew.",
+        )
         self._of_several: Policy | None = None
         self._weights: dict[str, float] = {}  # of the sequences that have begun and not ended
         self._waiting: list[str] = []  # those of them that the policy does not know yet
@@ -358,24 +377,6 @@ class TenantPolicies(WrappedPolicy):
         else:
             self.policy.end(sequence)
         self._ended = True
-
-    def _start_from_kept(self, tenant: str, policy: Policy) -> None:
-        state = None if self._kept is None else self._kept.state(tenant, _ESTIMATES)
-        models = _acceptance_models(policy)
-        try:
-            for name, estimates in json.loads(state).items() if state else ():
-                if name in models:
-                    models[name].start_from(estimates["depths"], estimates["bins"])
-        except MALFORMED:
-            log.warning("The estimates of acceptance that were kept for a tenant cannot be read: they begin anew.")
-
-    def _keep(self) -> None:
-        if self._kept is None:
-            return
-        for tenant, policy in self._policies.items():
-            if models := _acceptance_models(policy):
-                state = json.dumps({name: model.estimates() for name, model in models.items()})
-                self._kept.keep(tenant, _ESTIMATES, state.encode())
 
     def leave_out(self, drafters: frozenset[str]) -> None:
         self._left_out = drafters
