@@ -30,11 +30,12 @@ bool is_valid(nb::handle draft, int64_t limit, int64_t vocab, bool chains) {
     return true;
 }
 
-// The drafts by sequence (without `empty_too` those that are not empty), if they answer the requests in their order, `is_right(draft,
-// request, seq_id)` holds of each, and none has probabilities; None where Python has to look at them.
-template <class IsRight>
-nb::object valid_answers(nb::handle drafts, nb::handle requests, bool empty_too, IsRight is_right) {
-    static const Name of_seq_id("seq_id"), of_tokens("tokens"), of_probs("draft_probs");
+// The drafts by sequence that are not empty, if they answer the requests in their order, each is one of `drafter` that is valid (with
+// `chains` a chain) within the limit of its sequence, and none has or needs probabilities; None where Python has to look at them.
+nb::object valid_drafts(nb::handle drafts, nb::handle requests, const nb::dict& limits, nb::handle drafter, int64_t vocab,
+                        bool chains) {
+    static const Name of_seq_id("seq_id"), of_tokens("tokens"), of_probs("draft_probs"), of_drafter("drafter"),
+        of_needs("needs_draft_probs");
     wager::Items made, asked;
     if (!made.read(drafts.ptr()) || !asked.read(requests.ptr()) || made.size != asked.size) return nb::none();
     nb::dict valid;
@@ -42,30 +43,14 @@ nb::object valid_answers(nb::handle drafts, nb::handle requests, bool empty_too,
         PyObject *const draft = made.items[i], *const request = asked.items[i];
         const nb::object seq_id = of_seq_id.of(draft);
         if (!seq_id.is_valid()) return PyErr_Clear(), nb::none();  // the drafts before it count
-        if (!of_seq_id.require(request).equal(seq_id) || !is_right(draft, request, seq_id)) return nb::none();
-        if (!of_probs.require(draft).is_none()) return nb::none();
-        if (empty_too || PyTuple_GET_SIZE(of_tokens.require(draft).ptr()) > 0) valid[seq_id] = nb::handle(draft);
+        int64_t limit = 0;
+        if (!of_seq_id.require(request).equal(seq_id) || of_needs.require(request).ptr() != Py_False ||
+            !of_drafter.require(draft).equal(drafter) || !of_probs.require(draft).is_none() ||
+            !wager::as_int(wager::value_of(limits, seq_id.ptr()).ptr(), limit) || !is_valid(draft, limit, vocab, chains))
+            return nb::none();
+        if (PyTuple_GET_SIZE(of_tokens.require(draft).ptr()) > 0) valid[seq_id] = nb::handle(draft);
     }
     return valid;
-}
-
-// As valid_answers, of drafts that are chains of `drafter` within the limit of their sequence where no request needs draft_probs.
-nb::object valid_chains(nb::handle drafts, nb::handle requests, const nb::dict& limits, nb::handle drafter, int64_t vocab) {
-    static const Name of_drafter("drafter"), of_needs("needs_draft_probs");
-    return valid_answers(drafts, requests, false, [&](PyObject* draft, PyObject* request, const nb::object& seq_id) {
-        int64_t limit = 0;
-        return of_needs.require(request).ptr() == Py_False && of_drafter.require(draft).equal(drafter) &&
-               wager::as_int(wager::value_of(limits, seq_id.ptr()).ptr(), limit) && is_valid(draft, limit, vocab, true);
-    });
-}
-
-// As valid_answers, of drafts that are trees of at most as many guesses as were asked for.
-nb::object valid_drafts(nb::handle drafts, nb::handle requests, int64_t vocab) {
-    static const Name of_depth("depth");
-    return valid_answers(drafts, requests, true, [&](PyObject* draft, PyObject* request, const nb::object&) {
-        int64_t limit = 0;
-        return wager::as_int(of_depth.require(request).ptr(), limit) && is_valid(draft, limit, vocab, false);
-    });
 }
 
 // A named tuple with other values in fields that are given by their numbers, in their order.
@@ -198,8 +183,6 @@ void learn(wager::Reliability& self, nb::handle draft, nb::handle known) {
 }  // namespace
 
 void bind_drafts(nb::module_& m) {
-    m.def("is_valid_draft", &is_valid);
-    m.def("valid_chains", &valid_chains);
     m.def("valid_drafts", &valid_drafts);
     nb::class_<wager::Reliability>(m, "Reliability")
         .def(nb::init<>())

@@ -11,7 +11,6 @@ from faulty_drafters import DecliningDrafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import wager.engine.proposer as proposer_module
 from wager.draft.base import Drafter
 from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.ngram import NgramDrafter
@@ -163,8 +162,7 @@ def test_what_is_found_valid_at_once_is_what_the_definition_keeps(data: st.DataO
     for native in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             if not native:
-                patch.setattr(proposer_module, "valid_chains", lambda *_: None)
-                patch.setattr(_native, "is_valid_draft", lambda *_: False)
+                patch.setattr(_native, "valid_drafts", lambda *_: None)
             drafter = ProposesExactly(*drafts)
             drafter.name = "exact"
             kept = Proposer(drafter, vocab=VOCAB).draft(requests, limits, drafter="exact")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from operator import index
 from typing import NamedTuple, Protocol
 
-from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
@@ -110,13 +109,11 @@ class Drafter(Protocol):
 
 def valid_part(draft: Draft, *, limit: int, vocab: int, chains: bool = False) -> Draft:
     """The longest prefix of a draft that is a tree (with `chains`: a chain) of at most `limit` ids below `vocab`;
-    without scores that are no probabilities, and nothing where draft_probs are not [tokens, vocab]. Nearly all have
-    nothing to cut off, which is found first."""
+    without scores that are no probabilities, and nothing where draft_probs are not [tokens, vocab]. Nearly all drafts
+    have nothing to cut off, which _native.valid_drafts finds."""
     probs = draft.draft_probs
     if probs is not None and probs.shape != (len(draft.tokens), vocab):
         return Draft(draft.seq_id, drafter=draft.drafter)
-    if _native.is_valid_draft(draft, limit, vocab, chains):
-        return draft
     tokens, parents = _integers(draft.tokens), _integers(draft.parents)
     size = min(limit, len(tokens), len(parents))
     for node in range(size):

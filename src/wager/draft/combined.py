@@ -101,14 +101,16 @@ class GuardedDrafter:
         if not asked:
             return {}
         try:
-            drafts = self.drafter.propose(asked)
-            if (valid := _native.valid_drafts(drafts, asked, self._vocab)) is not None:  # as nearly always
+            drafts, limits = self.drafter.propose(asked), {request.seq_id: request.depth for request in asked}
+            valid = _native.valid_drafts(drafts, asked, limits, self.drafter.name, self._vocab, False)
+            if valid is not None:  # as nearly always
                 return valid
-            limits, found = {request.seq_id: request.depth for request in asked}, dict[str, Draft]()
-            for draft in drafts:
-                if (limit := limits.get(draft.seq_id)) is not None:
-                    found[draft.seq_id] = valid_part(draft, limit=limit, vocab=self._vocab)
-            return found
+            parts = [
+                valid_part(draft, limit=limits[draft.seq_id], vocab=self._vocab)
+                for draft in drafts
+                if draft.seq_id in limits
+            ]
+            return {part.seq_id: part for part in parts}
         except Exception as error:
             self._fail(error)
             return {}

@@ -26,7 +26,7 @@ from wager.draft.base import (
     LogitsRows,
     valid_part,
 )
-from wager.kernels._native import valid_chains
+from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.tenants import HasTenant
 from wager.types import NO_TENANT, RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
@@ -230,16 +230,17 @@ class Proposer:
         drafter, valid = served.drafter, dict[str, Draft]()
         try:
             drafts = drafter.propose(requests)
-            chains = valid_chains(drafts, requests, limits, drafter.name, self._vocab)
-            if chains is not None:  # as nearly always
-                return chains
+            chains = not self._rule.verifies_trees
+            checked = _native.valid_drafts(drafts, requests, limits, drafter.name, self._vocab, chains)
+            if checked is not None:  # as nearly always
+                return checked
             requested = {request.seq_id: request for request in requests}
             for draft in drafts:
                 request = requested.get(draft.seq_id)
                 if request is not None:
-                    checked = self._valid_part(draft, request, limits[draft.seq_id], drafter)
-                    if checked.tokens:
-                        valid[draft.seq_id] = checked
+                    part = self._valid_part(draft, request, limits[draft.seq_id], drafter)
+                    if part.tokens:
+                        valid[draft.seq_id] = part
                     else:
                         valid.pop(draft.seq_id, None)
         except DrafterStoppedError as error:

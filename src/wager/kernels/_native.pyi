@@ -310,10 +310,6 @@ class BatchPacker:
         /,
     ) -> PackedBatch: ...
 
-def valid_chains(
-    drafts: Sequence[Draft], requests: Sequence[DraftRequest], limits: Mapping[str, int], drafter: str, vocab: int, /
-) -> dict[str, Draft] | None: ...
-
 class StageSeconds:
     def __init__(self, clock: Callable[[], float], /) -> None: ...
     def timed(self, stage: str, function: Callable[..., R], /, *last: object) -> Callable[..., R]: ...
@@ -510,13 +506,18 @@ class Successors:
     def state(self) -> bytes: ...
     def restore(self, state: bytes, /) -> bool: ...
 
-def is_valid_draft(draft: Draft, limit: int, vocab: int, chains: bool, /) -> bool:
-    """Whether it is a tree (with `chains`: a chain) of at most `limit` ids below `vocab`, with probabilities as scores
-    or none. False also for one whose values are of other types than Python's own."""
-
-def valid_drafts(drafts: object, requests: Sequence[DraftRequest], vocab: int, /) -> dict[str, Draft] | None:
-    """The drafts by sequence, if each is a valid tree that answers the request at its place; None where Python has to
-    look at them."""
+def valid_drafts(
+    drafts: object,
+    requests: Sequence[DraftRequest],
+    limits: Mapping[str, int],
+    drafter: str,
+    vocab: int,
+    chains: bool,
+    /,
+) -> dict[str, Draft] | None:
+    """The drafts by sequence that are not empty, if each answers the request at its place with a valid tree (with
+    `chains`: a chain) of `drafter` of at most `limits[seq_id]` ids below `vocab`, and no request needs draft_probs;
+    None where Python has to look at them, as of values of other types than its own."""
 
 class Reliability:
     """How often a drafter was right where it guessed, as a `factor` of how often it should have been by its scores."""
