@@ -59,13 +59,13 @@ def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], opti
                     lambda batch, states, *_: STEP_S * (guess + call * (len(states) > 0) + state * len(states)),
                 )
     surface = LatencySurface(list(range(1, len(rows) + 1)), seconds)
-    built = build_policies(
+    make_policy, _ = build_policies(
         engine.target.config.with_options(drafter=engine.spec_text).speculation,
         list(engine.proposer.drafters.values()),
         lambda: LatencySurface.from_dict(surface.as_dict()),
     )
     engine._trace = trace
-    engine.policy = TenantPolicies(built.make, engine.scheduler.sequences)
+    engine.policy = TenantPolicies(make_policy, engine.scheduler.sequences)
 
 
 def asked(propose: Callable[..., list[Draft]], clock: FakeClock, seconds: float, requests: Any) -> list[Draft]:

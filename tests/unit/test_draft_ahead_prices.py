@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -170,5 +170,5 @@ def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believ
     figures = AheadFigures()
     figures.rate.likely = prior
     drafters = ReplaySetting(traces(), prices).drafters()
-    policy = Adaptive(cast(LatencyModel, DraftsAheadLatency(wrong, {"d": figures})), drafters=drafters)
+    policy = Adaptive(DraftsAheadLatency(wrong, {"d": figures}), drafters=drafters)
     assert served(policy, prices, load, hit=hit, figures=figures).throughput > 0.93 * best

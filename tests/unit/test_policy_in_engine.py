@@ -183,8 +183,8 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 
 def made(*guessers: Drafter, **options: object) -> tuple[object, int]:
-    built = build_policies(EngineConfig.from_options(**options).speculation, guessers, surface)
-    return built.make(), built.max_depth
+    make, deepest = build_policies(EngineConfig.from_options(**options).speculation, guessers, surface)
+    return make(), deepest
 
 
 def test_the_configuration_says_who_decides() -> None:

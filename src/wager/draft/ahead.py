@@ -208,9 +208,9 @@ class AheadFigures:
         )
 
 
-class DraftsAheadLatency:
-    """`latency`, a LatencyModel, for an engine where drafters draft ahead, with these figures: their seconds are what a
-    step waits for them."""
+class DraftsAheadLatency(LatencyModel):
+    """`latency` for an engine where drafters draft ahead, with these figures: their seconds are what a step waits for
+    them."""
 
     learns = True  # hit rates are, whatever else is
 
@@ -218,8 +218,16 @@ class DraftsAheadLatency:
         self._latency, self._figures = latency, figures
         self._context = 0.0  # cached positions of a sequence
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._latency, name)
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        return self._latency.seconds(rows, requests, context_sum)
+
+    def seconds_by_rows(self, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
+        return self._latency.seconds_by_rows(rows, requests, context_sum)
+
+    def difference_deviations(
+        self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
+    ) -> list[float]:
+        return self._latency.difference_deviations(rows, others, requests=requests, context_sum=context_sum)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """See LatencyModel. For a drafter that drafts ahead, what the step waits for it: if a draft was ready, for what
@@ -234,10 +242,6 @@ class DraftsAheadLatency:
         step = self._latency.seconds(requests * (depth + 1), requests, round(requests * self._context))
         misses = max(1, round(requests * (1 - hit) / any_miss)) if any_miss > 0 else 1
         return any_hit * max(0.0, prepared - step) + any_miss * drafting(drafter, misses, depth)
-
-    def draft_seconds_by_depth(self, drafter: str, requests: int, depth: int) -> list[float]:
-        """See LatencyModel."""
-        return [0.0, *[self.draft_seconds(drafter, requests, each) for each in range(1, depth + 1)]]
 
     def observe(self, record: StepRecord) -> None:
         """See LatencyModel."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from wager.arch import Mla, ModelSpec
 from wager.config import EngineConfig, SpeculationConfig, check_rule_for_trees
@@ -365,21 +365,21 @@ def _assemble(
 ) -> LoadedEngine:
     decoder, model, rule = target.decoder, target.opened, config.speculation.verify
     runner, trace = Runner(decoder, rule=rule, kernels=target.kernels, buffers=decoder.buffers), Trace()
-    built = build_policies(config.speculation, drafters, lambda: _latency(target, runner, report))
+    make_policy, max_depth = build_policies(config.speculation, drafters, lambda: _latency(target, runner, report))
     scheduler = Scheduler(
         PagedKVCache(pool, decoder.cache),
         max_rows=decoder.max_rows,
         max_sequences=decoder.max_sequences,
         max_context=model.limits.context,
-        max_draft_tokens=built.max_depth,
+        max_draft_tokens=max_depth,
         clock=trace.clock,
         max_prefill_rows=config.capacity.max_prefill_rows,
     )
     engine = LoadedEngine(
         runner,
         scheduler,
-        policy=TenantPolicies(built.make, scheduler.sequences, kept=learned),
-        proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
+        policy=TenantPolicies(make_policy, scheduler.sequences, kept=learned),
+        proposer=Proposer(*(drafters if max_depth else ()), vocab=decoder.vocab, rule=rule),
         decoder=lambda prompt: IncrementalDecoder(model.tokenizer, after=prompt),
         eos=model.tokenizer.eos_ids,
         grammars=GrammarCompiler(model.tokenizer),
@@ -403,25 +403,17 @@ _DRAFT_SHARE = 0.25
 """Assumed cost of a guess until it was timed, as a share of the target's one-row step."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltPolicy:
-    """What makes a policy, once for each tenant, and its maximum number of guesses per sequence and step."""
-
-    make: Callable[[], Policy]
-    max_depth: int
-
-
 def build_policies(
     speculation: SpeculationConfig, drafters: Sequence[Drafter], measure: Callable[[], LatencyModel]
-) -> BuiltPolicy:
-    """The policies over `drafters`, which share a latency model. `measure` returns that model; it is called only for
-    policies that need one.
+) -> tuple[Callable[[], Policy], int]:
+    """What makes a policy over `drafters`, once for each tenant, and its maximum number of guesses per sequence and
+    step. Policies share a latency model: `measure` returns it, and is called only where it is needed.
 
     Raises UsageError for options that the policy would ignore.
     """
     spec, depth = speculation.parsed_policy, speculation.depth
     if not drafters or depth == 0:
-        return BuiltPolicy(partial(FixedDepth, 0), 0)
+        return partial(FixedDepth, 0), 0
     speculation.check_policy(len(drafters))
     if spec.kind == "adaptive":
         depths = {drafter.name: drafter.max_depth if depth is None else depth for drafter in drafters}
@@ -430,18 +422,20 @@ def build_policies(
 
         def latency() -> LatencyModel:
             """What each policy is given: the length of texts, on which waiting depends, is its own tenant's."""
-            return cast(LatencyModel, DraftsAheadLatency(measured, ahead)) if ahead else measured
+            return DraftsAheadLatency(measured, ahead) if ahead else measured
 
         capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency()) for drafter in drafters}
         objective, rule = speculation.parsed_objective, speculation.verify
-        return BuiltPolicy(
-            lambda: Adaptive(latency(), drafters=capabilities, objective=objective, rule=rule), max(depths.values())
-        )
+
+        def make() -> Adaptive:
+            return Adaptive(latency(), drafters=capabilities, objective=objective, rule=rule)
+
+        return make, max(depths.values())
     depth = drafters[0].default_depth if depth is None else depth
     if spec.kind == "threshold":
         make_threshold = partial(Threshold, depth, threshold=spec.threshold, rule=speculation.verify)
-        return BuiltPolicy(make_threshold, depth)
-    return BuiltPolicy(partial(FixedDepth, depth), depth)
+        return make_threshold, depth
+    return partial(FixedDepth, depth), depth
 
 
 def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> DrafterCapabilities:
