@@ -10,9 +10,10 @@ from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
+from wager.kernels._native import BlockPool
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
-from wager.kv.paged_cache import BlockPool, PagedKVCache
+from wager.kv.paged_cache import PagedKVCache
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
 from wager.trace import Trace

@@ -27,8 +27,8 @@ from oracle.kernels import ReferenceKernels
 from wager.cli import main
 from wager.draft.heads.assistant import AssistantDrafter
 from wager.engine.proposer import Proposer
+from wager.kernels._native import BlockPool
 from wager.kernels.cpu import Kernels
-from wager.kv.paged_cache import BlockPool
 from wager.models.head_assistant import CheckedAssistant, open_assistant
 from wager.models.head_gguf import open_head_files
 from wager.models.weights import Weights, open_weights

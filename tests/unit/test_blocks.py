@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from oracle.block_pool import PlainBlockPool
 from wager.errors import CacheIntegrityError, UsageError
+from wager.kernels._native import BlockPool
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv.paged_cache import BlockPool
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT
 

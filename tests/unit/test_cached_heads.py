@@ -27,10 +27,9 @@ from wager.arch import Dense, Gqa
 from wager.draft.heads.autoregressive import HeadChainDrafter, HeadDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DrafterSpec
-from wager.kernels._native import HeadSequence
+from wager.kernels._native import BlockPool, HeadSequence
 from wager.kernels.arrays import Array
 from wager.kernels.cpu import Kernels
-from wager.kv.paged_cache import BlockPool
 from wager.models.head_eagle import EagleHead, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import MtpHead, open_mtp

@@ -28,11 +28,11 @@ from packing import batch, chain
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.trees import sequoia
 from wager.drafter_spec import DrafterSpec
+from wager.kernels._native import BlockPool
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kernels.noise import gumbel
-from wager.kv.paged_cache import BlockPool
 from wager.models.head_block import open_block
 from wager.models.head_eagle import open_eagle
 from wager.models.head_files import HeadFiles, HeadOutput

@@ -31,9 +31,10 @@ from wager.draft.registry import DrafterParts
 from wager.draft.trees import LEVELS, GuessedTree, RankRates, TreeShape
 from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
+from wager.kernels._native import BlockPool
 from wager.kernels.base import BLOCK_SIZE, Target, TargetOutput
 from wager.kernels.cpu import Kernels
-from wager.kv.paged_cache import BlockPool, PagedKVCache
+from wager.kv.paged_cache import PagedKVCache
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History

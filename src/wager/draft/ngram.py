@@ -47,7 +47,8 @@ class NgramDrafter(Drafter):
     def __init__(self, longest: int = 3) -> None:
         if not 1 <= longest <= len(PRIOR):
             raise UsageError(f"ngram:{longest} is out of range.", f"Look up 1 to {len(PRIOR)} tokens.")
-        self._table = ngram_table(longest)
+        # in C++ (csrc/ngrams.h): in Python a token of a long text takes 15 us, as its dict has left the caches
+        self._table = _native.NgramTable(Draft, self.name, longest, PRIOR, PRIOR_WEIGHT, MIN_SURVIVAL)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Keep the prompt for the index; it does not update the table, since the target did not generate it."""
@@ -63,12 +64,6 @@ class NgramDrafter(Drafter):
 
     def end(self, seq_id: str) -> None:
         self._table.end(seq_id)
-
-
-def ngram_table(longest: int) -> _native.NgramTable:
-    """In C++ (csrc/ngrams.h): in Python a token of a long text takes 15 us, as its dict has left the processor's
-    caches."""
-    return _native.NgramTable(Draft, NgramDrafter.name, longest, PRIOR, PRIOR_WEIGHT, MIN_SURVIVAL)
 
 
 def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:

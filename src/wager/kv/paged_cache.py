@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from wager.kernels._native import BlockPool as BlockPool
-from wager.kernels._native import BlockTables as BlockTables
+from wager.kernels._native import BlockPool
 from wager.kernels.base import BLOCK_SIZE, KVCache
 
 

@@ -31,8 +31,9 @@ from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.errors import NumericsError, UsageError
 from wager.inputs import expand_path
+from wager.kernels._native import BlockPool
 from wager.kernels.cpu import Kernels, machine, physical_cores, select
-from wager.kv.paged_cache import BlockPool, PagedKVCache
+from wager.kv.paged_cache import PagedKVCache
 from wager.loading import drafters as drafting
 from wager.loading import memory
 from wager.loading.memory import MemoryPlan
@@ -208,7 +209,12 @@ def load(
             for loaded in item.models:
                 report(f"loading the {loaded.role} {loaded.path.name}")
         blocks, decoder = target.memory_plan.num_blocks, target.decoder
-        pool = block_pool(decoder, prefix_cache=config.capacity.prefix_cache)
+        pool = BlockPool(
+            decoder.cache.num_blocks,
+            prefix_cache=config.capacity.prefix_cache,
+            states=decoder.num_states,
+            snapshots=decoder.num_snapshots,
+        )
         build = partial(
             drafting.build,
             config=config,
@@ -388,12 +394,6 @@ def _assemble(
     engine.target, engine.memory_plan, engine.learned = target, plan, learned
     engine.on_deltas = None if learned is None else learned.take  # answers that end are learned
     return engine
-
-
-def block_pool(decoder: Decoder, *, prefix_cache: bool) -> BlockPool:
-    """The accounting of a decoder's cache, and of its recurrent states if it has some."""
-    states, snapshots = decoder.num_states, decoder.num_snapshots
-    return BlockPool(decoder.cache.num_blocks, prefix_cache=prefix_cache, states=states, snapshots=snapshots)
 
 
 _CATCH_UP_TOKENS = 8

@@ -32,8 +32,9 @@ from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.errors import NumericsError, UsageError
+from wager.kernels._native import BlockPool
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
-from wager.kv.paged_cache import BlockPool, PagedKVCache
+from wager.kv.paged_cache import PagedKVCache
 from wager.trace import Clock, Trace
 from wager.types import (
     DRAFT_STAGE,

@@ -24,9 +24,10 @@ from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.errors import CacheIntegrityError
+from wager.kernels._native import BlockPool
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
-from wager.kv.paged_cache import BlockPool, PagedKVCache
+from wager.kv.paged_cache import PagedKVCache
 from wager.trace import Trace
 from wager.types import PackedBatch, VerifyRule
 

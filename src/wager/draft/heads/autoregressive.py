@@ -38,11 +38,10 @@ from wager.draft.registry import DrafterParts
 from wager.draft.trees import FedNodes, GuessedTree, RankLearner, TreeShape
 from wager.drafter_spec import DrafterSpec
 from wager.kernels import _native
-from wager.kernels._native import BlockTables
+from wager.kernels._native import BlockPool, BlockTables
 from wager.kernels.arrays import FLOAT32, INT32, Array, empty
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.cpu import Kernels
-from wager.kv.paged_cache import BlockPool
 from wager.models.head_eagle import EagleHead
 from wager.models.head_files import HeadOutput
 from wager.models.head_mtp import MtpHead
