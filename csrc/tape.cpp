@@ -160,20 +160,6 @@ void Tape::redirect(size_t copy, float* out, int stride) {
     op.stride = stride;
 }
 
-// Most segments of a tile where threads share out segments, because tiles and kv heads alone would leave some idle; else 0.
-int Tape::segments(const Shape& shape, const Tiles& tiles) {
-    const int items = static_cast<int>(tiles.rows.size()) * shape.kv_heads, threads = pool_->threads();
-    if (threads == 1 || items >= kSplitBelow * threads) return 0;
-    int last = 0;
-    for (size_t tile = 0; tile < tiles.rows.size(); ++tile)
-        for (int row = tiles.rows[tile]; row < tiles.rows[tile] + tiles.sizes[tile]; ++row)
-            last = std::max(last, ends_[row]);
-    const int segments = (last - 1) / kSegment + 1;
-    const size_t bytes = static_cast<size_t>(threads) * (segments + 1) * state_floats(shape.group, shape.head_dim) * sizeof(float);
-    if (parts_ == nullptr || parts_->size() < bytes) parts_ = std::make_unique<Buffer>(bytes + bytes / 2);
-    return segments;
-}
-
 void Tape::find_keys(int rows) {
     for (int row = 0; row < rows; ++row) {
         const int sequence = in_.seq_ids[row], start = in_.query_start_loc[sequence], base = in_.num_computed_tokens[sequence];
@@ -213,17 +199,25 @@ void Tape::cut(const Shape& shape, Tiles& tiles, const int32_t* rows, int count,
     }
 }
 
-// Where items are few and threads could not have as many of them each, tiles are smaller.
+// Where tiles and kv heads alone would leave some threads idle, these share out the segments of tiles; where even those are few and
+// no thread could have as many as the others, tiles are smaller.
 AttentionPlan Tape::plan(const Shape& shape, Tiles& tiles, const int32_t* rows, int count) {
+    const int threads = pool_->threads(), enough = kSplitBelow * threads;
+    const auto items = [&] { return static_cast<int>(tiles.rows.size()) * shape.kv_heads; };
     cut(shape, tiles, rows, count, 1);
-    int most = segments(shape, tiles);
-    const int items = static_cast<int>(tiles.rows.size()) * shape.kv_heads, threads = pool_->threads();
-    if (most > 0 && items * most < kSplitBelow * threads && items % threads) {
-        cut(shape, tiles, rows, count, threads / std::gcd(items, threads));
-        most = segments(shape, tiles);
+    int segments = 0;
+    if (threads > 1 && items() < enough) {
+        int last = 0;
+        for (int i = 0; i < count; ++i) last = std::max(last, ends_[rows[i]]);
+        segments = (last - 1) / kSegment + 1;
+        if (const int few = items(); few * segments < enough && few % threads)
+            cut(shape, tiles, rows, count, threads / std::gcd(few, threads));
+        if (items() >= enough) segments = 0;
     }
+    const size_t bytes = static_cast<size_t>(threads) * (segments + 1) * state_floats(shape.group, shape.head_dim) * sizeof(float);
+    if (segments > 0 && (parts_ == nullptr || parts_->size() < bytes)) parts_ = std::make_unique<Buffer>(bytes + bytes / 2);
     return {tiles.rows.data(), tiles.sizes.data(), tiles.outs.data(), tails_.data(), ends_.data(),
-            static_cast<int>(tiles.rows.size()), tail_blocks_, most, nullptr, done_.get()};
+            static_cast<int>(tiles.rows.size()), tail_blocks_, segments, nullptr, done_.get()};
 }
 
 void Tape::run(int rows, int sequences, int logits_rows, size_t first, size_t last) {

@@ -104,7 +104,6 @@ class Tape {
     void find_keys(int rows);
     AttentionPlan plan(const Shape& shape, Tiles& tiles, const int32_t* rows, int count);
     void cut(const Shape& shape, Tiles& tiles, const int32_t* rows, int count, int times) const;
-    int segments(const Shape& shape, const Tiles& tiles);
 
     std::shared_ptr<Pool> pool_;
     const Table* table_;
