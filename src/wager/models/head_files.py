@@ -23,7 +23,7 @@ from wager.errors import ModelError, UsageError
 from wager.kernels._native import BlockPool, HeadDrafts
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, all_finite, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
-from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise, stack
+from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix, quantise, stack
 from wager.kernels.cpu import Kernels
 from wager.kernels.cpu_cache import CpuCache
 from wager.kernels.tape import NOISE_KEY, GuessedIds, RowSet, Tape
@@ -32,10 +32,10 @@ from wager.models.packed_cache import PackedStore
 from wager.models.transformer import NEVER, Decoder, LayerWeights
 from wager.models.weights import (
     NAMES,
-    WANTED,
     Matrices,
     StoredWeights,
     Weights,
+    block_format,
     source_name,
     stored_names,
     tensor_shapes,
@@ -328,11 +328,9 @@ class HeadWeights:
         return self._formed(name, self.matrix(name)[:, columns])
 
     def kept(self, name: str) -> str | None:
-        """The block format of a matrix that is stored in one and multiplied so, as it has no more bits than wanted."""
-        wanted, own = self._wanted(name), self.files.stored(name).format
-        if wanted is None or own is None or BLOCK_FORMATS[own].packed_bits > BLOCK_FORMATS[wanted].packed_bits:
-            return None
-        return own
+        """The block format of a matrix that is stored in one and multiplied so."""
+        own = self.files.stored(name).format
+        return own if own is not None and own == self._format(name, own, BLOCK) else None
 
     def nbytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Bytes of tensors by name as they are packed, vectors in float32, without the maps of token ids."""
@@ -342,18 +340,14 @@ class HeadWeights:
         if len(shape) == 1:
             return 4 * shape[0]
         *many, outputs, inputs = shape
-        form = self.kept(name) or self._fitting(name, inputs)
+        form = self._format(name, self.files.stored(name).format, inputs)
         return math.prod(many) * self.kernels.matrix_bytes(outputs, inputs, form)
 
-    def _fitting(self, name: str, inputs: int) -> str | None:
-        return self._wanted(name) if inputs % BLOCK == 0 else None
-
-    def _wanted(self, name: str) -> str | None:
-        wanted = WANTED[self.dtype]
-        return "q8_0" if wanted is not None and _WIDE.fullmatch(name) else wanted
+    def _format(self, name: str, own: str | None, inputs: int) -> str | None:
+        return block_format(self.dtype, own, inputs, wide=_WIDE.fullmatch(name) is not None)
 
     def _formed(self, name: str, values: Array) -> Matrix:
-        known = self._fitting(name, values.shape[1])
+        known = self._format(name, None, values.shape[1])
         return np.ascontiguousarray(values) if known is None else quantise(values, known)
 
 

@@ -613,8 +613,8 @@ WANTED: Mapping[str, str | None] = {"auto": None, "bf16": None, "q8": "q8_0", "q
 """dtype -> the format of matrices that are not stored in as few bits already. q4 is q4_1 rather than q4_0: a tenth more
 bytes and a sixth to two fifths less KL; see docs/quantisation.md."""
 
-_WIDER = {"embed": "q8_0", "head": "q8_0", "layer_embed": "q8_0"}
-"""Parts that q4 keeps wider, as llama.cpp's files do."""
+_WIDE = frozenset({"embed", "head", "layer_embed"})
+"""Parts that q4 keeps in q8_0, as llama.cpp's files do."""
 
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "random"})
 """Types of floats, whose form needs no words."""
@@ -718,18 +718,25 @@ class Matrices:
         return found
 
     def _fitting(self, inputs: int) -> str | None:
-        return None if inputs % BLOCK else WANTED[self._dtype]
+        """Of a matrix that is made from others."""
+        return block_format(self._dtype, None, inputs)
 
     def _format_of(self, name: str) -> str | None:
         part, own = name.split(".")[-2], self._weights.stored(name).format
-        wanted = WANTED[self._dtype]
-        if part in _FLOATS or self._dtype == "bf16":
+        if part in _FLOATS:
             return None
-        if wanted == "q4_1":
-            wanted = _WIDER.get(part, wanted)
-        if wanted is None or (own is not None and _bits(own) <= _bits(wanted)):
-            return own
-        return wanted if self._shapes[name][1] % BLOCK == 0 else own
+        return block_format(self._dtype, own, self._shapes[name][1], wide=part in _WIDE)
+
+
+def block_format(dtype: str, own: str | None, inputs: int, *, wide: bool = False) -> str | None:
+    """The format in which a matrix of so many inputs is multiplied that is stored in `own` (of both None: floats),
+    where `dtype` is asked for, a key of WANTED: its own, unless that has more bits; q4 keeps a `wide` one in q8_0."""
+    if dtype == "bf16":
+        return None
+    wanted = "q8_0" if wide and dtype == "q4" else WANTED[dtype]
+    if wanted is None or inputs % BLOCK or (own is not None and _bits(own) <= _bits(wanted)):
+        return own
+    return wanted
 
 
 def _bits(name: str) -> float:
