@@ -1,7 +1,6 @@
 // The Python bindings: addresses of tensors come in as integers, checked for type and shape by kernels/tape.py.
 #include <nanobind/ndarray.h>
 
-#include "cpu_features.h"
 #include "memory.h"
 #include "ops.h"
 #include "pack.h"
@@ -16,26 +15,6 @@ using namespace nb::literals;
 using wager::Buffer, wager::CacheView, wager::Pool, wager::StateView, wager::Tape;
 
 namespace {
-
-nb::dict cpu_features() {
-    const wager::CpuFeatures& cpu = wager::kCpuFeatures;
-    nb::dict found;
-    found["avx2"] = cpu.avx2;
-    found["fma"] = cpu.fma;
-    found["f16c"] = cpu.f16c;
-    found["avx_vnni"] = cpu.avx_vnni;
-    found["avx512f"] = cpu.avx512f;
-    found["avx512bw"] = cpu.avx512bw;
-    found["avx512dq"] = cpu.avx512dq;
-    found["avx512vl"] = cpu.avx512vl;
-    found["avx512_bf16"] = cpu.avx512_bf16;
-    found["avx512_vnni"] = cpu.avx512_vnni;
-    found["avx512vbmi"] = cpu.avx512vbmi;
-    found["asimddp"] = cpu.asimddp;
-    found["i8mm"] = cpu.i8mm;
-    found["bf16"] = cpu.bf16;
-    return found;
-}
 
 wager::RowSet row_set(bool logits) { return logits ? wager::RowSet::logits : wager::RowSet::rows; }
 
@@ -293,7 +272,6 @@ NB_MODULE(_native, m) {
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int, bool>(), "threads"_a, "always_all"_a = false)
         .def_prop_ro("threads", &Pool::threads)
-        .def_prop_ro("limit", &Pool::limit)
         // How many threads share each of some stages, on which the caller alone works. For tests.
         .def("team_sizes", [](Pool& pool, int stages, int64_t nanoseconds) {
             std::vector<int> sizes(stages);
@@ -313,7 +291,6 @@ NB_MODULE(_native, m) {
         })
         .def_prop_ro("name", [](const Isa& isa) { return std::string(isa.table->name); })
         .def_static("has", [](const std::string& name) { return find_table(name) != nullptr; });
-    m.def("cpu_features", &cpu_features);
     m.attr("weight_layout_version") = wager::kWeightLayoutVersion;
     m.def("pack", &pack);
     m.def("panel_bytes", [](const std::string& format, int k) { return wager::panel_bytes(format_of(format), k); });

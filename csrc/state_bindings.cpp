@@ -320,11 +320,6 @@ class Steps {
 };
 
 void bind_steps(nb::module_& m) {
-    nb::class_<wager::PromptRows>(m, "PromptRows")
-        .def(nb::init<std::optional<int64_t>>(), nb::kw_only(), "most"_a = nb::none())
-        .def("limit", &wager::PromptRows::limit, nb::kw_only(), "decoding"_a, "streamed"_a)
-        .def("beside_others", &wager::PromptRows::beside_others, nb::kw_only(), "streamed"_a)
-        .def("observe", [](wager::PromptRows& rows, nb::handle record) { rows.observe(taken_step(record)); });
     nb::class_<Steps>(m, "StepState")
         .def(nb::init<std::shared_ptr<BlockPool>, int64_t, int64_t, int64_t, int64_t, std::optional<int64_t>, nb::handle, nb::handle,
                       nb::handle, nb::handle>(),

@@ -7,32 +7,61 @@ from dataclasses import replace
 
 import pytest
 
-from wager.kernels._native import PromptRows
+from wager.engine.scheduler import CommittedStep
+from wager.engine.sequence import EngineSequence
+from wager.kernels._native import BlockPool, StepState
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.trace import Trace
-from wager.types import PackedBatch, Request, SamplingParams, StepRecord
+from wager.types import OutputDelta, PackedBatch, Request, SamplingParams, Span, StepRecord
 
 DISTRIBUTION = ToyDistribution(vocab=48, order=2, sharpness=6.0)
 
 
-def step(rows: int, sequences: int, seconds: float) -> StepRecord:
-    return StepRecord(rows, sequences, 0, 0, 0, {"forward": seconds})
+def request(name: str, prompt: int, tokens: int) -> Request:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    return Request(name, tuple(8 + i % 30 for i in range(prompt)), params)
 
 
-def limit(rows: PromptRows, *, decoding: int = 1) -> int:
-    return rows.limit(decoding=decoding, streamed=True) or 10**6
+class Prompts:
+    """Of an engine's steps what they compute of a long prompt, of which someone waits for each token, beside a sequence
+    that decodes; a step's record is all that is learned from."""
+
+    def __init__(self) -> None:
+        self._state = StepState(
+            pool=BlockPool(1024, prefix_cache=False),
+            max_rows=8192,
+            max_sequences=2,
+            max_context=16384,
+            max_drafts=0,
+            max_prefill_rows=None,
+            span=Span,
+            delta=OutputDelta,
+            committed=CommittedStep,
+            record=StepRecord,
+        )
+        for name, tokens in (("decodes", 1), ("long", 8000)):
+            asked = EngineSequence(
+                replace(request(name, tokens, 100), streamed=True), 0, seed=0, text=None, eos=(), drafter=""
+            )
+            self._state.add(asked.state)
+        self._state.next((), 0.0)
+
+    def observe(self, rows: int, sequences: int, seconds: float) -> int:
+        """After a step of these rows the rows of the prompt in the next one."""
+        [_, *prompt] = self._state.next(StepRecord(rows, sequences, 0, 0, 0, {"forward": seconds}), 0.0)
+        return sum(len(span.tokens) for span in prompt)
 
 
-def observed(row_s: float, *, decode_s: float = 0.002, steps: int = 12) -> PromptRows:
-    """After steps of as many rows as it allows, each of which takes `row_s`."""
-    rows = PromptRows()
-    rows.observe(step(1, 1, decode_s))
+def observed(row_s: float, *, decode_s: float = 0.002, steps: int = 12) -> tuple[Prompts, int]:
+    """After steps of as many rows as it allows, each of which takes `row_s`; and the rows that it allows then."""
+    prompts = Prompts()
+    limit = prompts.observe(1, 1, decode_s)
     for _ in range(steps):
-        prompts = min(limit(rows), 512)
-        rows.observe(step(2 + prompts, 2, decode_s + row_s * prompts))
-    return rows
+        rows = min(limit, 512)
+        limit = prompts.observe(2 + rows, 2, decode_s + row_s * rows)
+    return prompts, limit
 
 
 @pytest.mark.parametrize(
@@ -42,28 +71,23 @@ def observed(row_s: float, *, decode_s: float = 0.002, steps: int = 12) -> Promp
 def test_rows_of_prompts_take_a_bounded_time_or_as_long_as_decoding(
     row_s: float, decode_s: float, seconds: float
 ) -> None:
-    assert 0.75 * seconds < limit(observed(row_s, decode_s=decode_s)) * row_s < 1.25 * seconds
+    _, limit = observed(row_s, decode_s=decode_s)
+    assert 0.75 * seconds < limit * row_s < 1.25 * seconds
 
 
 def test_rows_of_prompts_grow_again_after_slow_steps() -> None:
-    rows = observed(1e-4)
-    usual = limit(rows)
-    rows.observe(step(1, 1, 5.0))
-    assert limit(rows) <= usual + 1, "one slow step without prompts allows no more"
-    for _ in range(9):
-        rows.observe(step(100, 2, 5.0))  # the machine stands still
-    assert limit(rows) == 24, "with fewer, no prompt would end"
-    for _ in range(15):
-        rows.observe(step(26, 2, 0.002 + 24e-4))
-    assert limit(rows) > 0.8 * usual
+    prompts, usual = observed(1e-4)
+    assert prompts.observe(1, 1, 5.0) <= usual + 1, "one slow step without prompts allows no more"
+    standing_still = [prompts.observe(100, 2, 5.0) for _ in range(9)]
+    assert standing_still[-1] == 24, "with fewer, no prompt would end"
+    again = [prompts.observe(26, 2, 0.002 + 24e-4) for _ in range(15)]
+    assert again[-1] > 0.8 * usual
 
 
 def test_prompts_that_add_nothing_are_not_bounded() -> None:
-    rows = observed(0.0, steps=3000)
-    rows.observe(step(100, 2, 0.0021))
-    for _ in range(1200):
-        rows.observe(step(100, 2, 0.001))
-    assert limit(rows) > 4096
+    prompts, _ = observed(0.0, steps=3000)
+    prompts.observe(100, 2, 0.0021)
+    assert [prompts.observe(100, 2, 0.001) for _ in range(1200)][-1] > 4096
 
 
 def test_prompts_are_bounded_only_while_someone_waits_for_each_token() -> None:
@@ -87,11 +111,6 @@ def test_prompts_are_bounded_only_while_someone_waits_for_each_token() -> None:
     engine.abort("stream")
     engine.step()
     assert records[3].rows > 200
-
-
-def request(name: str, prompt: int, tokens: int) -> Request:
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    return Request(name, tuple(8 + i % 30 for i in range(prompt)), params)
 
 
 def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
