@@ -308,7 +308,7 @@ class MergedDrafter(JoinedDrafter[list[_native.Reliability]]):
 
 class BackedDrafter(JoinedDrafter[_native.BackedDrafts]):
     """The guesses of `first`, and where they are worth little those of `second` too. A second drafter that reads the
-    target's states, which takes time in every step, rests while it is not worth that.
+    target's states, which takes time in every step, reads none while that is not worth it.
 
     Where it is asked and what is learned of that is decided in C++ (csrc/merging.h), of each tenant apart: after a pass
     of the target every function of Python must be read from memory again."""
@@ -330,16 +330,16 @@ class BackedDrafter(JoinedDrafter[_native.BackedDrafts]):
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         super().begin(seq_id, tokens, params, tenant=tenant)
-        self._read_if(awake=False)
+        self._read_if(asked=False)
 
-    def _read_if(self, *, awake: bool) -> None:
-        """The second drafter's layers are read while it is `awake`, or a tenant's will be asked soon."""
+    def _read_if(self, *, asked: bool) -> None:
+        """The second drafter's layers are read while it is `asked`, or will be soon for a tenant."""
         soon = self._calls + WARM_UP
-        self._reads = awake or any(soon >= each.until for each in self._learned.values())
+        self._reads = asked or any(soon >= each.until for each in self._learned.values())
         self.taps = self._all_taps if self._reads else self._members[0].drafter.taps
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        """The second drafter's layers come with the pass after the one in which it woke."""
+        """The second drafter's layers come with the pass after the one in which it was first asked."""
         first, second = self._members
         if first in self._readers:
             first.read(output, computed)
@@ -368,17 +368,17 @@ class BackedDrafter(JoinedDrafter[_native.BackedDrafts]):
     def _asked(self, requests: Sequence[DraftRequest], own: Mapping[str, Draft]) -> list[DraftRequest]:
         """What the second drafter is asked for. It ends where its next guess would not be worth its price."""
         self._calls = now = self._calls + 1
-        samples, count, awake = self._members[0].drafter.samples, len(requests), False
+        samples, count, due = self._members[0].drafter.samples, len(requests), False
         asked: list[DraftRequest] = []
         for request in requests:
             backed = self._learned.of(request.seq_id)
             if now < backed.until:
                 continue
-            awake = True
+            due = True
             draft = None if samples and draws(request) else own.get(request.seq_id)
             if (its := backed.ask(request, draft, now, count, self._keeps)) is not None:
                 asked.append(its)
-        self._read_if(awake=awake)
+        self._read_if(asked=due)
         return asked
 
     def _joined(self, request: DraftRequest, mine: Draft | None, other: Draft | None) -> Draft:

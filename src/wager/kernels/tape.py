@@ -322,7 +322,7 @@ class Tape:
         logit_bias: Array | None = None,
         scales: Array | None = None,
     ) -> None:
-        """Select each row's top experts and their shares, by arch.feed_forward.Experts; x act [R, hidden].
+        """Select each row's top experts and their shares, by arch.layers.Experts; x act [R, hidden].
 
         Logits are x W^T in float32 (+ `logit_bias` f32 [experts]), weight f32 [experts, hidden], and are compared as
         they are under softmax; scores are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties,

@@ -312,7 +312,7 @@ class Source(Protocol):
 
 
 class Weights(Protocol):
-    """A model's tensors under the names of tensors.tensor_shapes."""
+    """A model's tensors under the names of `tensor_shapes`."""
 
     spec: ModelSpec
 
@@ -648,7 +648,7 @@ def num_parameters(spec: ModelSpec) -> int:
 
 
 class Matrices:
-    """The matrices of `weights`, by the names of tensors.tensor_shapes, in the form that `dtype` (a key of WANTED) asks
+    """The matrices of `weights`, by the names of `tensor_shapes`, in the form that `dtype` (a key of WANTED) asks
     for. Floats are of the kernels' activation type `act`."""
 
     def __init__(self, weights: Weights, dtype: str, act: DType = BFLOAT16, *, only_layers: bool = False) -> None:

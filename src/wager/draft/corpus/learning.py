@@ -446,7 +446,7 @@ class LearnedTexts:
                 log.exception("the corpus in %s could not be built", tenant.folder)
 
     def _close_unused(self) -> None:
-        """Let go of the tenants that were used least recently."""
+        """Close the corpora of the tenants that were used least recently."""
         for name, tenant in list(self._tenants.items())[: max(0, len(self._tenants) - _MOST_TENANTS)]:
             if tenant.log_path is None and name not in self._due and not self._queued:
                 tenant.corpus.set([])
