@@ -255,6 +255,28 @@ def test_last_outputs_of_an_aborted_request_come_though_a_policy_raises() -> Non
     assert not engine.busy
 
 
+def test_a_policy_that_raises_where_texts_end_leaves_no_request_behind() -> None:
+    told: list[str] = []
+
+    class Raising(FixedDepth):
+        def end(self, sequence: str) -> None:
+            told.append(sequence)
+            raise OSError(f"no end of {sequence}")
+
+    engine = toy_engine(LAW, drafter=NgramDrafter())
+    engine.policy = Raising(2)
+    requests = [
+        Request(name, (1, 2, 3), SamplingParams(max_tokens=tokens, n=2, ignore_eos=True))
+        for name, tokens in (("short", 4), ("long", 400))
+    ]
+    with pytest.raises(OSError, match="no end of short"):
+        engine.generate(requests)
+    assert sorted(told) == ["long", "long#1", "short", "short#1"]
+    assert not engine.busy and not engine.open_requests
+    engine.policy = FixedDepth(2)
+    assert {each.finish_reason for each in engine.generate(requests)} == {"length"}
+
+
 def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
     engine = toy_engine(LAW, num_blocks=8, max_context=512)
     for request, words in [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy, WrappedPolicy
@@ -163,12 +163,12 @@ class Engine:
         """Drafters, policy and scheduler learn from the step. The last two observe its seconds after all stages have
         ended; what that takes counts for the next step."""
         deltas, known, ended, verdicts, record = committed
+        if ended:
+            self._close_requests(deltas)  # first: a policy of one's own may raise
         self._observe_drafters(output, known, ended)
         self._learn(verdicts)
         if ended or self._proposer.changed:
             self._end(ended)
-        if ended:
-            self._close_requests(deltas)
         self._trace.take_into(record.seconds)
         self._report(record)
         self.scheduler.last_step = record
@@ -176,11 +176,12 @@ class Engine:
             with self._guard.call("on_step"):
                 self.on_step(record)
 
-    def _end_sequences(self, ended: Iterable[str]) -> None:
+    def _end_sequences(self, ended: Sequence[str]) -> None:
         if self._proposer.changed:
             self._policy.leave_out(frozenset(self._proposer.failed))
-        for seq_id in ended:
-            self._policy.end(seq_id)
+        with ExitStack() as every:  # the policy is told of all, though it may raise
+            for seq_id in reversed(ended):
+                every.callback(self._policy.end, seq_id)
 
     def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
         """The id of a request whose last choice has ended may be used again."""
@@ -249,8 +250,7 @@ class Engine:
         ended = [sequence_id(delta.request_id, delta.index) for delta in deltas]
         for seq_id in ended:
             self.proposer.end(seq_id)
-        for seq_id in ended:
-            self._policy.end(seq_id)
+        self._end_sequences(ended)
 
     def preempt_all(self) -> None:
         """Preempt every running sequence; its tokens are computed again. Texts do not change (see `wager prove`)."""
@@ -301,7 +301,8 @@ class Engine:
                                 on_output(delta)
             except BaseException:
                 for request_id in added:
-                    self.abort(request_id)
+                    with suppress(Exception):  # of a policy of one's own
+                        self.abort(request_id)
                 self._final_outputs = [each for each in self._final_outputs if each.request_id not in added]
                 raise
             self.check()
