@@ -154,14 +154,15 @@ def naming(path: Path) -> Iterator[None]:
 @contextmanager
 def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: int | None = None) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of `path` when the block ends and is removed when it raises: nobody
-    ever reads half of it, and of two that write together the later one wins. A device, a pipe and what is open already
-    (/dev/stdout) are written to instead.
+    ever reads half of it, and of two that write together the later one wins. Where `path` is a link, what it leads to
+    is replaced. A device, a pipe and what is open already (/dev/stdout) are written to instead.
     `buffered`: bytes that are written at once, at the least; `durable`: it is on the disk before it takes that place;
     `mode`: who may read it, if not everybody."""
     if path.exists() and (_is_open(path) or not path.is_file()):
         with naming(path), path.open("ab", buffered) as file:
             yield file
         return
+    path = Path(os.path.realpath(path))  # no error where links lead in a circle
     remove_unfinished(path.parent, escape(path.name))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from tokenizer_models import save_model
 from in_process import Call, refused
 from wager.cli.run import footer
 from wager.cli.verbs import VERBS
+from wager.errors import UsageError
 from wager.models import hub
 from wager.serve.limits import read_api_keys
 from wager.types import Stats
@@ -259,6 +261,32 @@ def test_a_table_is_divided_where_the_terminal_is_narrow(monkeypatch: pytest.Mon
         text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
         assert text.count("family") == tables and all(name in text for name in names)
         assert tables == 1 or max(map(len, text.splitlines())) <= columns
+
+
+def test_results_are_written_whole_or_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wager.terminal import console
+
+    path, link = tmp_path / "results.json", tmp_path / "link"
+    path.write_text("earlier")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # stands for a disk that is full
+    try:
+        with pytest.raises(UsageError, match="cannot be written to"):
+            console.write_json({"text": "x" * 1000}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_text() == "earlier"
+    console.write_json({"a": 1}, link)
+    assert json.loads(path.read_text()) == {"a": 1} and path.stat().st_mode & 0o777 == 0o600
+    assert link.is_symlink() and sorted(tmp_path.iterdir()) == [link, path]
+    with pytest.raises(UsageError, match="/dev/full"):
+        console.write_json({"a": 1}, Path("/dev/full"))
+    same = path.stat().st_ino
+    monkeypatch.setattr(console.os, "access", lambda *_: False)
+    console.write_json({"a": 2}, path)
+    assert json.loads(path.read_text()) == {"a": 2} and path.stat().st_ino == same, "nothing can be made beside it"
 
 
 # ---- chat ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.errors import UsageError
+from wager.inputs import replacing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,9 +104,15 @@ def write_json(value: Mapping[str, Any], path: Path | None) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """To a file; UsageError if it cannot be written."""
+    """To a file, in place of what is there once all is written; UsageError if it cannot be written."""
+    data = text.encode(errors="backslashreplace")  # half a surrogate pair of a model's text
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a surrogate pair of a model's text
+        mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else None
+        if mode is not None and not all(os.access(each, os.W_OK) for each in (path, path.resolve().parent)):
+            path.write_bytes(data)  # refused, or nothing can be written beside it
+            return
+        with replacing(path, mode=mode) as file:
+            file.write(data)
     except OSError as error:
         raise unwritable(path, error.strerror or "unknown error") from error
 
