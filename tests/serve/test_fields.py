@@ -165,6 +165,17 @@ def test_echo_begins_an_answer_with_its_prompt(server: Running) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
 
 
+def test_a_prompt_without_an_answer_may_fill_the_context(server: Running) -> None:
+    body = {"prompt": [7] * 1024, "echo": True, "max_tokens": 0}
+    assert server.post(COMPLETIONS, body).json()["usage"]["prompt_tokens"] == 1024
+    [scored] = server.post(COMPLETIONS, {**body, "logprobs": 0}).json()["choices"]
+    assert len(scored["logprobs"]["tokens"]) == 1024
+    longer = server.post(COMPLETIONS, {**body, "prompt": [7] * 1025})
+    assert longer.status_code == 400 and "context length is 1024 tokens." in longer.json()["error"]["message"]
+    answered = server.post(COMPLETIONS, {**body, "max_tokens": 1})
+    assert answered.status_code == 400 and "for the answer" in answered.json()["error"]["message"]
+
+
 # ---- schemas ---------------------------------------------------------------------------------------------------------
 
 

@@ -7,14 +7,15 @@ from wager.kernels.base import BLOCK_SIZE
 from wager.types import Request
 
 
-def check_length(request: Request, *, max_context: int, num_blocks: int) -> None:
-    """RequestError if a request could never fit, even alone."""
+def check_length(request: Request, *, max_context: int, num_blocks: int, answered: bool = True) -> None:
+    """RequestError if a request could never fit, even alone; one that is not `answered` is its prompt alone."""
     prompt_tokens = len(request.prompt)
     need = min(prompt_tokens + request.params.max_tokens, max_context)
-    if prompt_tokens >= max_context:
+    if prompt_tokens + answered > max_context:
+        reserved = ", at least one of them for the answer" if answered else ""
         raise RequestError(
             f"Request {request.id!r} has {prompt_tokens} prompt tokens: the prompt is too long, as this model's "
-            f"maximum context length is {max_context} tokens, at least one of them for the answer.",  # read by clients
+            f"maximum context length is {max_context} tokens{reserved}.",  # read by clients
             "Shorten the prompt, or raise --max-context if the model allows it.",
             field="prompt",
         )

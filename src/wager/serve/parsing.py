@@ -492,7 +492,9 @@ class BodyParser:
                     speculation=parsed.speculation,
                     streamed=True,
                 )
-                check_length(request, max_context=model.max_context, num_blocks=model.num_blocks)
+                check_length(
+                    request, max_context=model.max_context, num_blocks=model.num_blocks, answered=parsed.answers
+                )
                 check_request(request, vocab=model.vocab, has_tokenizer=True)
         except RequestError as error:
             raise parsed.refusal(error, max_context=model.max_context) from None
