@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.errors import MALFORMED, MemoryPlanError, RequestError, SetupError, UsageError
-from wager.inputs import read_text, shown, strict_json, whole_number
-from wager.loading.load import LoadedEngine, load
+from wager.inputs import expand_path, read_text, shown, strict_json, whole_number
+from wager.loading.load import LoadedEngine, LoadedTarget, load
 from wager.models.digests import ModelDigests, canonical
 from wager.types import (
     NO_TENANT,
@@ -168,9 +168,9 @@ class Receipt:
         key: SigningKey | None = None,
         model: str = "",
     ) -> Receipt:
-        """The receipt of a completed choice of a request that the engine served; `model` is what it is called there.
-        UsageError as `check_rule`; RequestError for an answer that failed, was aborted or was given with the
-        request."""
+        """The receipt of a completed choice of a request that the engine served; `model` is what it is called there, ""
+        for the name by which it was loaded (of a path its last part). UsageError as `check_rule`; RequestError for an
+        answer that failed, was aborted or was given with the request."""
         check_rule(engine.runner.rule)
         if completion.finish_reason not in ("stop", "length"):
             raise RequestError(
@@ -186,7 +186,7 @@ class Receipt:
             **_versions("wager", "tokenizers", *(["llguidance"] if grammar else [])),
         }
         receipt = cls(
-            model=model or target.opened.path.name,
+            model=model or _name_of(target),
             digests=target.digests,
             dtype=target.config.model.dtype,
             kv_dtype=target.config.model.kv_dtype,
@@ -291,6 +291,12 @@ class Receipt:
 
     def _digests_of_parts(self) -> dict[str, str]:
         return {name: hashlib.sha256(canonical(value)).hexdigest() for name, value in self._content().items()}
+
+
+def _name_of(target: LoadedTarget) -> str:
+    """What `--model` takes on any machine; nothing of this one's folders."""
+    name = target.config.model.model
+    return target.opened.path.name if expand_path(name).exists() else name
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:

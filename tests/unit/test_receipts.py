@@ -24,7 +24,7 @@ from wager import EngineConfig, Grammar, Receipt, RequestError, SamplingParams, 
 from wager.kernels import _native
 from wager.kernels.cpu import ISAS
 from wager.loading.load import load
-from wager.models import packed_cache, random_models
+from wager.models import hub, packed_cache, random_models
 from wager.receipts import Signature, SigningKey, Verifier, read_public_key, read_receipts
 from wager.types import Request
 
@@ -86,6 +86,14 @@ def test_an_answer_of_the_real_model(smollm2: Path, tmp_path: Path, wager: Call)
     assert call.out.count("verified, not signed;") == 2
     [receipt, other] = (Receipt.read(path) for path in paths)
     assert receipt.digests == other.digests and len(receipt.digests.weights) > 100
+
+
+def test_a_receipt_names_the_model_as_the_option_takes_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is what finds the model on any machine; of a path the last part, since the rest is this machine's."""
+    monkeypatch.setattr(hub, "resolve", lambda _name: directory)
+    for given, name in (("SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"), (str(directory), directory.name)):
+        [receipt] = answer(given, [GREEDY])
+        assert receipt.model == name
 
 
 @pytest.fixture
