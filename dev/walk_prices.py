@@ -131,6 +131,8 @@ def main() -> None:
             took = {family: sum(sum(step.seconds.values()) for step in each) for family, each in steps.items()}
             plain_s = plain_s or took
             every = [step for each in steps.values() for step in each]
+            if not every:
+                parser.error("no answer has a second token, and so none a step that only decodes: raise --tokens")
             worst, where = min((plain_s[family] / seconds, family) for family, seconds in took.items())
             print(
                 f"T {temperature:g}  {drafter:60} speed-up {sum(plain_s.values()) / sum(took.values()):.3f}  tau "
@@ -149,7 +151,8 @@ def walk(engine: Any, prompts: Sequence[Any], requests: Sequence[Any], concurren
     for first in range(0, len(requests), concurrency):
         steps.clear()
         engine.generate(requests[first : first + concurrency])
-        by_family[prompts[first].category] += [step for step in steps if step.decodes_only]
+        if decoding := [step for step in steps if step.decodes_only]:
+            by_family[prompts[first].category] += decoding
     return by_family
 
 
