@@ -372,9 +372,4 @@ class BlockPool {
     std::unordered_map<std::string, int32_t> roots_;  // of tenants; -1 is that of no tenant
 };
 
-// The tables of a pool by sequence, as they are at any time.
-struct BlockTables {
-    std::shared_ptr<BlockPool> pool;
-};
-
 }  // namespace wager

@@ -9,7 +9,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
-using wager::BlockPool, wager::BlockTable, wager::BlockTables, wager::SequencePtr, wager::SequenceState, wager::StepState;
+using wager::BlockPool, wager::BlockTable, wager::SequencePtr, wager::SequenceState, wager::StepState;
 
 namespace {
 
@@ -69,26 +69,12 @@ void check(const BlockPool& pool, const std::optional<nb::dict>& lengths) {
 }
 
 void bind_pool(nb::module_& m) {
-    nb::class_<BlockTable>(m, "BlockTable")
-        .def("__len__", [](const BlockTable& table) { return table.blocks.size(); })
-        .def("__getitem__", [](const BlockTable& table, int64_t index) {
-            const auto size = static_cast<int64_t>(table.blocks.size());
-            if (index < 0) index += size;
-            if (index < 0 || index >= size) throw nb::index_error();
-            return table.blocks[index];
-        });
-    nb::class_<BlockTables>(m, "BlockTables").def("__getitem__", [](const BlockTables& tables, const std::string& name) {
-        const std::shared_ptr<BlockTable> table = tables.pool->find(name);
-        if (!table) throw nb::key_error(name.c_str());
-        return table;
-    });
     nb::class_<BlockPool>(m, "BlockPool")
         .def(nb::init<int64_t, bool, int64_t, int64_t, int64_t>(), "num_blocks"_a, nb::kw_only(), "prefix_cache"_a, "lead"_a = 0,
              "states"_a = 0, "snapshots"_a = 0)
         .def_prop_ro("num_snapshots", &BlockPool::num_snapshots)
         .def_prop_ro("num_blocks", &BlockPool::num_blocks)
         .def_prop_ro("num_free_blocks", &BlockPool::num_free)
-        .def_prop_ro("block_tables", [](std::shared_ptr<BlockPool> pool) { return BlockTables{std::move(pool)}; })
         .def("block_table",
              [](const BlockPool& pool, const std::string& name) {
                  const std::shared_ptr<BlockTable> table = pool.find(name);

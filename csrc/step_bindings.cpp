@@ -22,9 +22,8 @@ struct SpanRows {
     Items tokens, guesses, parents;
     nb::object listed[2];  // what guesses and parents are read from
     bool needs_logits = false;
-    std::shared_ptr<BlockTable> held;
+    std::shared_ptr<BlockTable> table;  // of a pool; null: `blocks` is a list
     nb::object blocks;
-    BlockTable* table = nullptr;  // null: `blocks` is a list
 
     SpanRows(PyObject* span, nb::handle drafts, nb::handle tables) {
         static const wager::Name of_tokens("tokens"), of_parents("parents");
@@ -43,14 +42,9 @@ struct SpanRows {
             throw CallError("The span of '" + name + "' has no rows.", "Run at least the last known token.");
         if (guesses.size > 0 && !needs_logits)
             throw CallError("A draft for '" + name + "' would follow a prompt chunk.", "Draft for spans that need logits only.");
-        if (nb::isinstance<wager::BlockTables>(tables)) {
-            held = nb::inst_ptr<wager::BlockTables>(tables)->pool->find(name);
-            table = held.get();
-        } else {
-            blocks = wager::value_of(tables, fields[0]);
-            if (blocks.is_valid() && nb::isinstance<BlockTable>(blocks)) table = nb::inst_ptr<BlockTable>(blocks);
-        }
-        if (table == nullptr && !blocks.is_valid()) throw nb::key_error(name.c_str());
+        if (nb::isinstance<wager::BlockPool>(tables)) table = nb::inst_ptr<wager::BlockPool>(tables)->find(name);
+        else blocks = wager::value_of(tables, fields[0]);
+        if (!table && !blocks.is_valid()) throw nb::key_error(name.c_str());
     }
 
     int64_t rows() const { return tokens.size + guesses.size; }
@@ -129,7 +123,7 @@ class BatchPacker {
 
     static void add_blocks(wager::BatchWriter& to, const SpanRows& span) {
         const int needed = to.needed_blocks();
-        BlockTable* const table = span.table;
+        BlockTable* const table = span.table.get();
         Items listed;
         if (table == nullptr && !listed.read(span.blocks.ptr())) throw std::invalid_argument("blocks are no list");
         const int64_t held = table != nullptr ? static_cast<int64_t>(table->blocks.size()) : listed.size;

@@ -172,7 +172,7 @@ def test_guesses_are_those_of_transformers(name: str, gguf: bool, tmp_path: Path
     prompts, params = [TOKENS[:3], TOKENS[:33], TOKENS[2:20]], SamplingParams(max_tokens=10)
     plain = answers(engine_on(decoder), requests(prompts, params))
     pool = BlockPool(decoder.cache.num_blocks, prefix_cache=True)
-    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), pool.block_tables)
+    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), pool)
     recorded = Recorded(drafter, vocab=VOCAB)
     recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
     engine = engine_on(decoder, drafter, pool=pool)
@@ -194,7 +194,7 @@ def test_choices_of_one_prompt_share_blocks(temperature: float, tmp_path: Path) 
     asked = requests([TOKENS[:32]], SamplingParams(max_tokens=20, temperature=temperature, seed=7, n=4))
     plain = answers(engine_on(decoder), asked)
     pool = BlockPool(decoder.cache.num_blocks, prefix_cache=True)
-    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), pool.block_tables, kernels=decoder.kernels)
+    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), pool, kernels=decoder.kernels)
     made = keep_drafts(drafter)
     engine = engine_on(decoder, drafter, pool=pool)
     assert answers(engine, asked) == plain and engine.proposer.failures.total() == 0
@@ -205,12 +205,12 @@ def test_its_guesses_can_be_timed(tmp_path: Path) -> None:
     head, weights = opened("apart", tmp_path, gguf=False)
     decoder = decoder_on(weights, Kernels(threads=1))
     pool = BlockPool(decoder.cache.num_blocks, prefix_cache=False)
-    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), pool.block_tables)
+    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), pool)
     sizes: dict[str, Any] = {"vocab": VOCAB, "hidden": weights.spec.hidden, "batches": (1, 2), "seconds": 0.1}
     curve = time_drafting(Proposer(drafter, vocab=VOCAB), clock=perf_counter, reserve=pool.reserve, **sizes)
     assert curve.seconds(2, 4) > 0
     few = BlockPool(5, prefix_cache=False)  # room for one of the texts
-    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), few.block_tables)
+    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), few)
     curve = time_drafting(
         Proposer(drafter, vocab=VOCAB), clock=perf_counter, reserve=few.reserve, **sizes | {"seconds": 0.0}
     )

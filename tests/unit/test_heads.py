@@ -270,13 +270,13 @@ def test_blocks_on_the_native_kernels_are_those_of_the_reference(variant: str, d
             pool.reserve(seq_id, length + head.slots)
         states = np.random.default_rng(3).standard_normal((13, head.state_width)).astype(np.float32)
         known = [Span(name, 0, tuple(TOKENS[:n]), needs_logits=False) for name, n in lengths.items()]
-        head.extend(pack(known, {}, pool.block_tables, into=head.context_buffers), states)
+        head.extend(pack(known, {}, pool, into=head.context_buffers), states)
         last = [TOKENS[10], TOKENS[3]]
         blocks = [
             Span(name, n, (token, *head.masks), needs_logits=True)
             for (name, n), token in zip(lengths.items(), last, strict=True)
         ]
-        head.run(pack(blocks, {}, pool.block_tables, into=head.buffers))
+        head.run(pack(blocks, {}, pool, into=head.buffers))
         depth, before, tokens, rates = head.max_depth, last, [], []
         for step in range(depth):
             output, sure = head.logits([head.guess_row(block, step) for block in range(2)], before)

@@ -464,7 +464,7 @@ class DraftModel(Drafter):
     ) -> TargetOutput:
         """`wanted` has, for each span, the rows whose logits are computed: 0 is the last known token's, 1 + i that of
         node i behind it."""
-        batch = pack(spans, behind, {span.seq_id: self.block_pool.block_table(span.seq_id) for span in spans})
+        batch = pack(spans, behind, self.block_pool)
         starts = batch.query_start_loc.tolist()
         indices = [
             start + len(span.tokens) - 1 + row

@@ -11,7 +11,7 @@ from wager.draft.base import Drafter
 from wager.draft.store_file import StoreFile
 from wager.drafter_spec import DRAFTERS, DrafterSpec
 from wager.errors import UsageError
-from wager.kernels._native import BlockTables
+from wager.kernels._native import BlockPool
 from wager.kernels.base import Target
 from wager.kernels.cpu import Kernels
 from wager.models.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ class DrafterParts:
     `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
     that reads a store, the store, open; `learned`: what was learned of earlier requests; `inner` is the drafter's own
     drafter. `depth`: guesses of a round that the head was made for; `vocabularies`: the verified model's and the draft
-    model's; `target_blocks`: the blocks of the verified model's cache by sequence, for a head that reads it. `behind`:
+    model's; `target_pool`: which blocks of the verified model's cache are whose, for a head that reads it. `behind`:
     it is asked where another drafter's guesses are worth little."""
 
     vocab: int
@@ -41,7 +41,7 @@ class DrafterParts:
     inner: Drafter | None = None
     max_logits_rows: int | None = None
     vocabularies: tuple[Tokenizer, Tokenizer] | None = None
-    target_blocks: BlockTables | None = None
+    target_pool: BlockPool | None = None
     behind: bool = False
 
     def loaded_head(self, spec: DrafterSpec) -> Any:

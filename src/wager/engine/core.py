@@ -105,10 +105,10 @@ class Engine:
 
     def _time_stages(self, trace: Trace) -> None:
         scheduler, runner, proposer = self.scheduler, self.runner, self._proposer
-        sequences, tables = scheduler.sequences, scheduler.block_pool.block_tables
+        sequences, pool = scheduler.sequences, scheduler.block_pool
         self._schedule = trace.timed("schedule", scheduler.next)
         self._propose = trace.timed(DRAFT_STAGE, proposer.propose, sequences)
-        self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, tables)
+        self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, pool)
         self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
         self._set_inactive = trace.timed("observe", proposer.set_inactive, sequences, runner.tap)

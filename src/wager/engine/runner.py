@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wager.economics.policy.base import draft_selector
 from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, NumericsError, UsageError
-from wager.kernels._native import BatchPacker, BlockTables
+from wager.kernels._native import BatchPacker, BlockPool
 from wager.kernels.base import TappedTarget, Target, TargetOutput
 from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.sampling import RowSampler, token_matcher
@@ -139,13 +139,11 @@ class Runner:
         self._matcher = token_matcher(self._kernels, follows=rule == "match")
         self._sampler = RowSampler(self._kernels)
 
-    def pack_and_forward(
-        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: BlockTables
-    ) -> TargetOutput:
+    def pack_and_forward(self, spans: Sequence[Span], drafts: Mapping[str, Draft], pool: BlockPool) -> TargetOutput:
         """One pass over the rows of spans and drafts; see verify.pack.pack."""
         if self.buffers is None:
-            return self.forward(pack(spans, drafts, block_tables))
-        return self.target.forward(self.buffers.pack(spans, drafts, block_tables))  # which hold no more than it takes
+            return self.forward(pack(spans, drafts, pool))
+        return self.target.forward(self.buffers.pack(spans, drafts, pool))  # which hold no more than it takes
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over all rows of the step. UsageError if they are more than the target takes."""

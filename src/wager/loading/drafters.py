@@ -16,7 +16,7 @@ from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
 from wager.drafter_spec import AUTO, DrafterSpec, parse_drafters
 from wager.errors import UsageError
-from wager.kernels._native import BlockTables
+from wager.kernels._native import BlockPool
 from wager.kernels.cpu import Kernels, select
 from wager.loading.opened import OpenedModel, open_draft, open_layers
 from wager.models import hub
@@ -172,7 +172,7 @@ def build(
     config: EngineConfig,
     *,
     decoder: Decoder,
-    target_blocks: BlockTables,
+    target_pool: BlockPool,
     num_blocks: int,
     learned: LearnedTexts | None = None,
 ) -> Drafter:
@@ -186,7 +186,7 @@ def build(
         kernels=kernels,
         prefix_cache=config.capacity.prefix_cache,
         learned=learned,
-        target_blocks=target_blocks,
+        target_pool=target_pool,
     )
     drafter = _build(opened, decoder, parts, num_blocks=num_blocks)
     if threads:

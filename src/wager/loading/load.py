@@ -219,7 +219,7 @@ def load(
             drafting.build,
             config=config,
             decoder=decoder,
-            target_blocks=pool.block_tables,
+            target_pool=pool,
             num_blocks=blocks,
             learned=learned,
         )

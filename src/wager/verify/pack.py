@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from wager.kernels._native import BatchPacker, BlockTables
+from wager.kernels._native import BatchPacker, BlockPool
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.inputs import Inputs
 from wager.types import Draft, PackedBatch, Span
@@ -17,13 +17,13 @@ from wager.types import Draft, PackedBatch, Span
 def pack(
     spans: Sequence[Span],
     drafts: Mapping[str, Draft],
-    block_tables: Mapping[str, Sequence[int]] | BlockTables,
+    blocks: Mapping[str, Sequence[int]] | BlockPool,
     *,
     into: BatchPacker | None = None,
 ) -> PackedBatch:
-    """The batch of a step. `block_tables[seq_id]` lists the blocks of a sequence, one for each BLOCK_SIZE positions;
-    `into` writes to the buffers that a tape reads (None: arrays of its own), and the batch is valid until it packs
-    again.
+    """The batch of a step. `blocks[seq_id]`, or what a pool has of it, lists the blocks of a sequence, one for each
+    BLOCK_SIZE positions; `into` writes to the buffers that a tape reads (None: arrays of its own), and the batch is
+    valid until it packs again.
 
     Logits rows: for each span that needs logits the row of its last known token, then every draft token in node order;
     spans in order. Raises UsageError for a span without rows, a draft behind a span without logits, or more than the
@@ -32,6 +32,6 @@ def pack(
     if into is None:
         counts = [len(span.tokens) + len(drafts.get(span.seq_id) or ()) for span in spans]
         ends = [span.num_computed_tokens + count for span, count in zip(spans, counts, strict=True)]
-        blocks = -(-max(ends, default=0) // BLOCK_SIZE)
-        into = Inputs.allocate(max_rows=sum(counts), max_sequences=len(counts), max_blocks=blocks).packer()
-    return into.pack(spans, drafts, block_tables)
+        most = -(-max(ends, default=0) // BLOCK_SIZE)
+        into = Inputs.allocate(max_rows=sum(counts), max_sequences=len(counts), max_blocks=most).packer()
+    return into.pack(spans, drafts, blocks)

@@ -15,7 +15,7 @@ from wager.draft.heads.one_pass import ParallelDrafter
 from wager.draft.heads.sampling import HeadChain
 from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
-from wager.kernels._native import BlockTables
+from wager.kernels._native import BlockPool
 from wager.kernels.cpu import Kernels
 from wager.models.head_assistant import AssistantHead
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams, Span
@@ -29,7 +29,7 @@ class AssistantDrafter(ParallelDrafter):
     def __init__(
         self,
         head: AssistantHead,
-        blocks: Mapping[str, Sequence[int]] | BlockTables,
+        blocks: Mapping[str, Sequence[int]] | BlockPool,
         *,
         kernels: Kernels | None = None,
         name: str = "mtp",
@@ -82,4 +82,4 @@ def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     head = parts.loaded_head(spec)
     if not isinstance(head, AssistantHead):
         return autoregressive.build(spec, parts)
-    return AssistantDrafter(head, parts.target_blocks or {}, kernels=parts.kernels, name=spec.label)
+    return AssistantDrafter(head, parts.target_pool or {}, kernels=parts.kernels, name=spec.label)

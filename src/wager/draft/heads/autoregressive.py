@@ -38,7 +38,7 @@ from wager.draft.registry import DrafterParts
 from wager.draft.trees import FedNodes, GuessedTree, RankLearner, TreeShape
 from wager.drafter_spec import DrafterSpec
 from wager.kernels import _native
-from wager.kernels._native import BlockPool, BlockTables
+from wager.kernels._native import BlockPool
 from wager.kernels.arrays import FLOAT32, INT32, Array, empty
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.cpu import Kernels
@@ -209,7 +209,7 @@ class HeadDrafter(Drafter):
                 room -= 1
         states = taken([(r.state, len(span.tokens)) for r, span in known], width=self._head.state_width)
         both = [*known, *fed]
-        batch = pack([span for _, span in both], {}, self.block_pool.block_tables, into=self._head.buffers)
+        batch = pack([span for _, span in both], {}, self.block_pool, into=self._head.buffers)
         served = [r for r, span in both if span.needs_logits]
         self._sampler.set_keys(self._head.guesses, [(r, len(r.tokens)) for r in served])
         output = self._head.forward(batch, states, stacked_rows([r.fed for r, _ in fed]))
@@ -337,7 +337,7 @@ class HeadTreeDrafter(RankLearner, HeadDrafter):
         if not known and not grown:
             return
         states = taken([(each.round.state, len(each.tokens)) for each in known], width=self._head.state_width)
-        batch = _packed([*known, *grown], self.block_pool.block_tables)
+        batch = _packed([*known, *grown], self.block_pool)
         output = self._head.forward(batch, states, stacked_rows(inputs))
         self._commit([each.round for each in known])
         self._grow([*known, *grown], output)
@@ -360,7 +360,7 @@ def _known(r: HeadTreeRound, span: Span) -> _Served:
     return _Served(r, span.num_computed_tokens, span.tokens, range(-1, rows - 1), wanted)
 
 
-def _packed(served: Sequence[_Served], block_tables: BlockTables) -> PackedBatch:
+def _packed(served: Sequence[_Served], pool: BlockPool) -> PackedBatch:
     """The rows of a pass. Several rows of a sequence may be the first of their path (parent -1), which spans with
     drafts behind them (verify/pack.py) cannot say. Row j of a sequence is cached at place `start` + j."""
     tokens: list[int] = []
@@ -369,8 +369,9 @@ def _packed(served: Sequence[_Served], block_tables: BlockTables) -> PackedBatch
     slots: list[int] = []
     indices: list[int] = []
     starts = [0]
-    for each in served:
-        first, table = len(tokens), block_tables[each.round.request.seq_id]
+    blocks = [pool.block_table(each.round.request.seq_id) for each in served]
+    for each, table in zip(served, blocks, strict=True):
+        first = len(tokens)
         tokens += each.tokens
         for row, parent in enumerate(each.parents):
             positions.append(each.start if parent < 0 else positions[first + parent] + 1)
@@ -379,10 +380,9 @@ def _packed(served: Sequence[_Served], block_tables: BlockTables) -> PackedBatch
             slots.append(table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE)
         indices += [first + row for row in each.wanted]
         starts.append(len(tokens))
-    blocks = [block_tables[each.round.request.seq_id] for each in served]
     tables = np.zeros((len(served), max(map(len, blocks))), INT32)
     for index, table in enumerate(blocks):
-        tables[index, : len(table)] = list(table)
+        tables[index, : len(table)] = table
     return PackedBatch(
         tokens=np.array(tokens, INT32),
         positions=np.array(positions, INT32),
@@ -574,7 +574,7 @@ class ModulesDrafter(HeadDrafter):
             spans.append((r, r.next_span(room)))
             room -= len(spans[-1][1].tokens)
         inputs = [r.inputs(span) for r, span in spans]
-        batch = pack([span for _, span in spans], {}, self.block_pool.block_tables, into=self._head.buffers)
+        batch = pack([span for _, span in spans], {}, self.block_pool, into=self._head.buffers)
         none = np.empty((0, self._head.hidden), FLOAT32)
         given = np.concatenate(inputs)
         states, fed = (none, given) if module else (given, none)

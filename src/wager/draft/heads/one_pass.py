@@ -157,7 +157,7 @@ class BlockDrafter(HeadDrafter):
                 Span(r.request.seq_id, r.state.num_entries, (token, *self._head.masks), needs_logits=True)
                 for r, token in zip(some, last, strict=True)
             ]
-            self._head.run(pack(spans, {}, self.block_pool.block_tables, into=self._head.buffers))
+            self._head.run(pack(spans, {}, self.block_pool, into=self._head.buffers))
             drafts |= {draft.seq_id: draft for draft in self._drafts(some, last)}
         for r in rounds:
             self.block_pool.trim(r.request.seq_id, r.state.num_entries)
@@ -179,7 +179,7 @@ class BlockDrafter(HeadDrafter):
             room -= len(known[-1][1].tokens)
         states = taken([(r.state, len(span.tokens)) for r, span in known], width=self._head.state_width)
         spans = [span for _, span in known]
-        self._head.extend(pack(spans, {}, self.block_pool.block_tables, into=self._head.context_buffers), states)
+        self._head.extend(pack(spans, {}, self.block_pool, into=self._head.context_buffers), states)
         self._commit([r for r, _ in known])
 
     def _drafts(self, rounds: Sequence[HeadRound], last: Sequence[int]) -> Iterable[Draft]:
