@@ -42,7 +42,7 @@ from wager.cli.measuring import to_requests
 from wager.engine.proposer import Proposer
 from wager.errors import UsageError, WagerError
 from wager.loading.load import LoadedEngine, load
-from wager.profiling.acceptance import estimate_acceptance, record_drafts
+from wager.profiling.acceptance import AcceptanceCounts, record_drafts
 from wager.profiling.calibrate import StepTimer, time_drafting
 from wager.prompts import Prompt, read_prompts, spread
 from wager.terminal.flags import Framing
@@ -140,7 +140,7 @@ class Measurement:
         limit = self.options.some_limit // 4 if drafter.some else self.options.curve_limit
         prompts = spread(self.prompts, limit)
         recording = record_drafts(engine, self.requests(prompts, temperature), depth=depth, concurrency=8)
-        found = estimate_acceptance(recording.answers, depth)
+        found = AcceptanceCounts(recording.answers, depth).estimate()
         return DrafterCurve(
             drafter=drafter.label,
             temperature=temperature,

@@ -20,7 +20,7 @@ from wager.cli.verbs import cli
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.llm import LLM
-from wager.profiling.acceptance import AnswerPath, DraftedAnswer, PositionDraft, estimate_acceptance, record_drafts
+from wager.profiling.acceptance import AcceptanceCounts, AnswerPath, DraftedAnswer, PositionDraft, record_drafts
 from wager.testing import SetAcceptanceDrafter, ToyDistribution, ToyOracle
 from wager.testing.toy import toy_engine
 from wager.types import Draft, Request, SamplingParams
@@ -247,13 +247,13 @@ def answer(matching: Sequence[int], *, drafted: int = 4, room: int = 4) -> Draft
 
 def test_a_depth_beyond_the_end_of_an_answer_is_unobserved() -> None:
     """Rounds of depth 4 begin at 0, 3 and 7: accepted 2, 3 and 1, where the last has only two tokens to agree with."""
-    estimate = estimate_acceptance([answer([2, 9, 9, 3, 9, 9, 9, 1, 9])], 4)
+    estimate = AcceptanceCounts([answer([2, 9, 9, 3, 9, 9, 9, 1, 9])], 4).estimate()
     assert estimate.rounds == 3
     assert [each.value for each in estimate.survival] == pytest.approx([1, 2 / 3, 1 / 3, 0])
     assert estimate.alpha.value == pytest.approx(6 / (6 + 3))
     assert estimate.tau.value == pytest.approx(9 / 3)
     assert (estimate.tau.low, estimate.tau.high) == (None, None)
-    all_right = estimate_acceptance([answer([2, 1]), answer([4, 3, 2, 1])], 4)
+    all_right = AcceptanceCounts([answer([2, 1]), answer([4, 3, 2, 1])], 4).estimate()
     assert [each.value for each in all_right.survival] == [1.0] * 4, "the first ends after two"
 
 
@@ -280,7 +280,8 @@ def test_estimates_of_trees_of_known_acceptance() -> None:
     likeliest are verified, so every way that a round can go is known."""
     engine = toy_engine(TEXT, drafter=TreeOfTwo(64, RATES, oracle=ToyOracle(TEXT)), num_blocks=400)
     requests = [Request(str(i), (1 + i, 2, 3), SamplingParams(max_tokens=150, ignore_eos=True)) for i in range(24)]
-    estimate = estimate_acceptance(record_drafts(engine, requests, depth=4, concurrency=8).answers, 4)
+    answers = record_drafts(engine, requests, depth=4, concurrency=8).answers
+    estimate = AcceptanceCounts(answers, 4).estimate()
     assert estimate.tokens == 24 * 150
     assert [each.value for each in estimate.survival] == pytest.approx([0.8, 0.48, 0, 0], abs=0.04)
     assert [each.tau.value for each in estimate.depths] == pytest.approx([1.5, 1.8, 2.1, 2.28], abs=0.06)

@@ -299,7 +299,7 @@ class MeasuredDrafter:
     ) -> None:
         self.name, self.recording, self.fingerprints = name, recording, fingerprints
         counts = AcceptanceCounts(recording.answers, recording.depth)
-        self.total = counts.estimate(range(len(prompts)))
+        self.total = counts.estimate()
         groups: dict[str, list[int]] = {}
         for index, prompt in enumerate(prompts):
             groups.setdefault(prompt.category, []).append(index)

@@ -349,11 +349,6 @@ def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def estimate_acceptance(answers: Sequence[DraftedAnswer], depth: int) -> DrafterAcceptance:
-    """The acceptance in `answers`, which were recorded to `depth` or deeper."""
-    return AcceptanceCounts(answers, depth).estimate(range(len(answers)))
-
-
 class AcceptanceCounts:
     """What `answers`, recorded to `depth` or deeper, count in rounds of each depth: once for all answers, and for any
     of them."""
@@ -362,8 +357,9 @@ class AcceptanceCounts:
         self._depths = [_DepthCounts(answers, each) for each in range(1, depth + 1)]
         self._before = [answer.prompt_tokens + (len(answer.drafts) - 1) / 2 for answer in answers]
 
-    def estimate(self, chosen: Sequence[int]) -> DrafterAcceptance:
-        """The acceptance in the answers of these indices."""
+    def estimate(self, chosen: Sequence[int] | None = None) -> DrafterAcceptance:
+        """The acceptance in the answers of these indices, without them in all."""
+        chosen = range(len(self._before)) if chosen is None else chosen
         weights, counts = _resampled(len(chosen)), [each.select(chosen) for each in self._depths]
         deepest = counts[-1]
         return DrafterAcceptance(
