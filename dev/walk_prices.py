@@ -24,7 +24,7 @@ import wager
 from wager.cli.measuring import to_requests
 from wager.draft.combined import JoinedDrafter
 from wager.economics.surface import LatencySurface
-from wager.engine.policies import TenantPolicies
+from wager.engine.wrapped_policies import TenantPolicies
 from wager.loading.load import LoadedEngine, build_policies, load
 from wager.prompts import read_prompts, spread
 from wager.terminal.flags import Framing

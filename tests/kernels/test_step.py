@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.engine.policies import DraftOfSeveral
+from wager.engine.wrapped_policies import DraftOfSeveral
 from wager.kernels._native import SequenceState
 from wager.kernels.cpu import Kernels
 from wager.kernels.noise import argmax_gumbel

@@ -18,8 +18,8 @@ from serve.api_bodies import hostile_calls, send
 from serve.serving import CHAT, LONG, eventually, running
 from wager.bench.scrape import Scrape
 from wager.economics.policy.heuristics import FixedDepth
-from wager.engine.policies import DraftOfSeveral
 from wager.engine.rounds import DraftCounter, DrafterCounts
+from wager.engine.wrapped_policies import DraftOfSeveral
 from wager.serve import live
 from wager.serve.live import PAGE_PATHS
 from wager.serve.metrics import WeightedHistogram

@@ -16,11 +16,11 @@ from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy, WrappedPolicy
 from wager.engine.limits import check_request
 from wager.engine.outputs import OutputCollector, TokenDecoder
-from wager.engine.policies import RequestPolicy
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import CommittedStep, Scheduler
 from wager.engine.sequence import Detokenizer, EngineSequence, sequence_id
+from wager.engine.wrapped_policies import RequestPolicy
 from wager.errors import RequestError, UsageError
 from wager.kernels.base import TargetOutput
 from wager.kernels.noise import fresh_seed

@@ -25,10 +25,10 @@ from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.economics.surface import MAX_UNCERTAINTY, LatencySurface
 from wager.engine.core import Engine
 from wager.engine.limits import check_length
-from wager.engine.policies import TenantPolicies
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
+from wager.engine.wrapped_policies import TenantPolicies
 from wager.errors import NumericsError, UsageError
 from wager.inputs import expand_path
 from wager.kernels._native import BlockPool

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from wager.async_llm import AsyncLLM, AsyncOutputStream
-from wager.engine.policies import GRAMMAR_DRAFTER
+from wager.engine.wrapped_policies import GRAMMAR_DRAFTER
 from wager.errors import RequestError, UsageError, WagerError
 from wager.receipts import Receipt, check_rule
 from wager.serve.bodies import ChatBody

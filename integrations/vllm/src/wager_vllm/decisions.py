@@ -20,7 +20,7 @@ from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, PolicyFigures
 from wager.economics.policy.state import PolicyStep
-from wager.engine.policies import TenantPolicies
+from wager.engine.wrapped_policies import TenantPolicies
 from wager.trace import Clock, Trace
 from wager.types import DRAFT_STAGE, FORWARD_STAGE, NO_TENANT, POLICY_STAGE, Draft, Plan, Span, StepRecord, Verdict
 
@@ -104,7 +104,7 @@ class Decisions:
     """`latency` gives the seconds of steps and learns from them; `drafters` are those that may be named, with what they
     can do; a step verifies at most `max_rows` tokens. `clock` times the policy, in seconds.
 
-    What one tenant's texts show decides nothing for another's (engine/policies.py).
+    What one tenant's texts show decides nothing for another's (engine/wrapped_policies.py).
     """
 
     def __init__(
