@@ -41,7 +41,7 @@ from wager.train.export import export, rope_scaling
 from wager.train.losses import unrolled_loss
 from wager.train.pruned import PrunedModule, check_prunable, chosen_layers
 from wager.train.rounding import as_rounded
-from wager.train.target import TargetStates, TorchTarget, check_trainable, default_taps
+from wager.train.target import TargetStates, TorchTarget, check_trainable, default_taps, uncompiled
 
 MODULES: Mapping[str, type[DraftModule]] = {
     "eagle3": EagleModule,
@@ -459,7 +459,6 @@ class TrainingSession:
         return self.torch_target.states(*found)
 
     @torch.no_grad()
-    @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]  # few texts, each of its own shape
     def evaluate(self, texts: Sequence[TrainingText] | None = None) -> HeldOutAcceptance:
         """The acceptance of the module as it is: rounds of guesses over the answers of some texts (over all of a text
         without an answer), by default of held-out ones."""
@@ -470,21 +469,28 @@ class TrainingSession:
         plain = TextWeights(np.ones(target.spec.vocab, bool), 1.0, 0)
         ids = torch.from_numpy(self.vocabulary.ids).to(target.device)
         accepted: list[int] = []
-        for text in chosen:
-            states = self.states([text], plain)
-            best = target.logits(states.final)[0].argmax(-1)
-            right = np.zeros((depth, states.tokens.shape[1]), bool)
-            with self._rounded(), self._autocast():
-                for step, rows in enumerate(self.module.steps(states, depth, None)):
-                    guesses = self.module.choices(rows.take(0), ids)
-                    found = (guesses == best[rows.positions[0]]) & rows.valid[0]
-                    right[step, : len(found)] = found.cpu().numpy()
-            lengths = np.cumprod(right, 0).sum(0).tolist()  # guesses accepted in a round that begins at each row
-            row = (text.prompt_length if text.answered else 1) - 1
-            while row < len(lengths) - depth:  # the last guesses of later rounds would lie beyond the text
-                accepted.append(lengths[row])
-                row += lengths[row] + 1
+        with uncompiled(target.device):
+            for text in chosen:
+                accepted += self._accepted(text, plain, ids)
         return HeldOutAcceptance.of(accepted, depth=depth, texts=len(chosen))
+
+    def _accepted(self, text: TrainingText, plain: TextWeights, ids: torch.Tensor) -> list[int]:
+        """Guesses accepted in each round over the answer of a text."""
+        depth, target, accepted = self.settings.depth, self.torch_target, list[int]()
+        states = self.states([text], plain)
+        best = target.logits(states.final)[0].argmax(-1)
+        right = np.zeros((depth, states.tokens.shape[1]), bool)
+        with self._rounded(), self._autocast():
+            for step, rows in enumerate(self.module.steps(states, depth, None)):
+                guesses = self.module.choices(rows.take(0), ids)
+                found = (guesses == best[rows.positions[0]]) & rows.valid[0]
+                right[step, : len(found)] = found.cpu().numpy()
+        lengths = np.cumprod(right, 0).sum(0).tolist()  # guesses accepted in a round that begins at each row
+        row = (text.prompt_length if text.answered else 1) - 1
+        while row < len(lengths) - depth:  # the last guesses of later rounds would lie beyond the text
+            accepted.append(lengths[row])
+            row += lengths[row] + 1
+        return accepted
 
     def _rounded(self) -> AbstractContextManager[None]:
         """Matrices as they will be stored, where that is asked for."""

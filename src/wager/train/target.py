@@ -6,6 +6,7 @@ It computes what the engine's kernels do up to rounding: residuals in float32, p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -32,6 +33,12 @@ def compiled(function: Function, device: str) -> Function:
     """The function; for a GPU compiled for any number of rows, since many small kernels are what takes the time
     there."""
     return cast(Function, _compiled(function)) if device == "cuda" else function
+
+
+def uncompiled(device: str) -> AbstractContextManager[Any]:
+    """Inside, functions run as they are: for few texts, each of its own shape. Elsewhere than on a GPU they do anyway,
+    and torch's compiler, which takes two seconds to import, is not asked."""
+    return torch.compiler.set_stance("force_eager") if device == "cuda" else nullcontext()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
