@@ -161,6 +161,7 @@ def test_a_lookup_follows_the_noise_and_is_right_as_often_as_its_counts_agree_wi
     assert rates[0] > rates[1] + 0.2
 
 
+@pytest.mark.slow
 def test_tree_children_are_gumbel_top_b_and_are_accepted_more_often():
     """Top-b of log q + g with the shared field contains the target's token more often than one guess does."""
     rng, count, caught = np.random.default_rng(3), 1000, np.zeros(3)

@@ -174,6 +174,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(call: str) -> None:
     assert "error" not in err.lower() and "Exception ignored" not in err and "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("redirection", "code"), [("<&- 2>&-", 0), ("2>/dev/full", 0), ("<&- >&- 2>&-", 1)])
 def test_messages_and_input_may_be_missing_and_nothing_may_be_open(redirection: str, code: int) -> None:
     assert shell(f"wager plan --hardware H100 {redirection}") == ([code], "")

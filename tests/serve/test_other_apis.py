@@ -312,9 +312,16 @@ def test_messages_whole_and_streamed(server: Running, body: dict[str, Any]) -> N
     usage = whole["usage"]
     tokens = server.post(f"{ANTHROPIC}/count_tokens", counted).json()["input_tokens"]
     assert tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", MESSAGE_BODIES)
+def test_messages_are_as_anthropics_library_has_them(server: Running, body: dict[str, Any]) -> None:
+    """Importing it takes seconds."""
     models = pytest.importorskip("anthropic.types")
-    strictly(models.Message, whole)
-    for event in events:
+    body = {"max_tokens": 100, "temperature": 0, **body}
+    strictly(models.Message, server.post(ANTHROPIC, body).json())
+    for event in events_of(server.post(ANTHROPIC, {**body, "stream": True}).text):
         if event["type"] != "ping":
             strictly(models.RawMessageStreamEvent, event)
 

@@ -231,6 +231,7 @@ def folders(path: Path) -> tuple[Path, Path, Path]:
     return target, assistant, assistant_gguf(made.assistant, path / "assistant.gguf")
 
 
+@pytest.mark.slow
 def test_an_assistant_changes_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

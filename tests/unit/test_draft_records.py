@@ -57,6 +57,7 @@ def engine_rounds(answered: list[Request], drafter: Drafter, depth: int) -> tupl
     return [emitted[request.id] for request in answered], answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_recorded_rounds_are_those_of_the_engine_at_every_depth(name: str, params: SamplingParams) -> None:

@@ -362,6 +362,7 @@ def test_heads_that_fail_draft_again(name: str, method: str, tmp_path: Path) -> 
 # ---- what failed before ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [0, 1])
 @pytest.mark.parametrize("verify", ["match", "rejection"])
 def test_trees_keep_within_the_context(verify: str, threads: int, tmp_path: Path) -> None:

@@ -165,12 +165,7 @@ def test_modules_in_a_file_of_their_own(said: Callable[..., str], tmp_path: Path
     """Found beside the model, or named; with a target in a directory, too."""
     files = hybrid(tmp_path)
     prove = ("prove", *SHORT, "--drafter")
-    for model, drafter in (
-        ("whole", "mtp"),
-        ("model", "mtp"),
-        ("model", f"mtp:tree:{files['mtp']}"),
-        ("source", f"mtp:{files['mtp']}"),
-    ):
+    for model, drafter in (("whole", "mtp"), ("model", "mtp"), ("source", f"mtp:tree:{files['mtp']}")):
         assert "0 differ" in said(*prove, drafter, "--model", str(files[model]), code=0)
     assert companion_modules(files["model"]) == files["mtp"] and companion_modules(files["whole"]) is None
     assert "mtp  (in the model's own files)" in said("drafters", str(files["whole"]), code=0)

@@ -87,7 +87,8 @@ def reading(concurrency: int) -> tuple[Service, ReadingDrafter, list[frozenset[i
     return service, service.drafter, tapped
 
 
-@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_drafter_that_is_always_wrong_rests_and_one_that_is_right_again_is_used(concurrency: int) -> None:
     service, drafter, tapped = reading(concurrency)
     plain = Service(concurrency)

@@ -105,6 +105,7 @@ def test_a_calibration_predicts_steps_it_never_took() -> None:
         assert surface.seconds(rows, requests, cached) == pytest.approx(true_seconds(rows, requests, cached), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_slowdown_of_all_shapes_does_not_distort_the_fit() -> None:
     wandering = TimedTarget(FakeClock(), slowdown=lambda now: 1.6 if math.sin(now / 0.4) > 0.3 else 1.0)
     errors = calibrate(step_timer(wandering), SETUP, seconds=8.0).errors

@@ -241,30 +241,32 @@ def other_params(receipt: Receipt) -> Iterator[SamplingParams]:
                 yield replace(changed, seed=None if changed.greedy else changed.seed or 0)
 
 
-def test_a_receipt_with_other_parameters_is_verified_where_they_give_the_same_answer() -> None:
-    """Of every parameter: what is claimed is true of a plain answer, or it is not verified."""
-    given = [
+@pytest.mark.parametrize(
+    "given",
+    [
         replace(SAMPLED, max_tokens=12),
         replace(GREEDY, max_tokens=12),
         replace(SAMPLED, max_tokens=60, stop_token_ids=tuple(range(90, 120)), min_tokens=5),
         replace(SAMPLED, max_tokens=60, stop=("a", "e", "1")),
         replace(SAMPLED, max_tokens=20, grammar=Grammar.regex("[a-f]{3,9}")),
-    ]
+    ],
+)
+def test_a_receipt_with_other_parameters_is_verified_where_they_give_the_same_answer(given: SamplingParams) -> None:
+    """Of every parameter: what is claimed is true of a plain answer, or it is not verified."""
     plain = load(EngineConfig.from_options(model=MODEL, threads=1, drafter="none", cache_tokens=512, max_context=256))
-    verifier: Verifier | None = None
     outcomes: set[bool] = set()
-    for receipt in answer(MODEL, given, max_context=256):
-        verifier = verifier or Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1, cache_tokens=512))
-        for params in other_params(receipt):
-            for choice in (0, 1) if params == receipt.params else (0,):
-                claim = changed(receipt, params=params, choice=choice)
-                [found] = plain.generate([Request("plain", receipt.prompt, params, first_choice=choice)])
-                same = (found.token_ids, found.text, found.finish_reason) == (
-                    *(receipt.output, receipt.text, receipt.finish_reason),
-                )
-                checked = verifier.verify(Receipt.from_dict(json.loads(json.dumps(claim.as_dict()))))
-                assert checked.verified == same, (params, choice, checked.problems)
-                outcomes.add(same)
+    [receipt] = answer(MODEL, [given], max_context=256)
+    verifier = Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1, cache_tokens=512))
+    for params in other_params(receipt):
+        for choice in (0, 1) if params == receipt.params else (0,):
+            claim = changed(receipt, params=params, choice=choice)
+            [found] = plain.generate([Request("plain", receipt.prompt, params, first_choice=choice)])
+            same = (found.token_ids, found.text, found.finish_reason) == (
+                *(receipt.output, receipt.text, receipt.finish_reason),
+            )
+            checked = verifier.verify(Receipt.from_dict(json.loads(json.dumps(claim.as_dict()))))
+            assert checked.verified == same, (params, choice, checked.problems)
+            outcomes.add(same)
     assert outcomes == {True, False}
 
 

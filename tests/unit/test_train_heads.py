@@ -105,6 +105,7 @@ def test_every_weight_learns_and_the_target_does_not(kind: str) -> None:
     assert "embedding" not in module.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "dspark", "medusa"])
 def test_it_learns_and_its_export_has_the_formats_names(kind: str, tmp_path: Path) -> None:
     run = TrainingSession(target_of(), texts(150), replace(SETTINGS, kind=kind), OPTIONS, tmp_path)

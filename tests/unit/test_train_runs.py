@@ -94,6 +94,7 @@ def test_a_killed_run_ends_in_the_weights_of_an_uninterrupted_one(
     assert not all(torch.equal(value, found[name]) for name, value in other.module.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
     first = session(tmp_path / "first")
     first.run(lambda _: None)
