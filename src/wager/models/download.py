@@ -123,8 +123,9 @@ _HINT = (
 _SKIPPED = re.compile(r"Could not fetch URL (\S+): (.*) - skipping")
 _STATUS = re.compile(r"\b(?:(\d{3}) (?:Client|Server) Error: (.*?) for url|too many (\d{3}) error responses)")
 _CAUSES = (
-    ("ProxyError|Cannot connect to proxy|Tunnel connection failed", "the proxy did not connect"),
-    ("timed out|Timeout", "it did not answer in time"),
+    ("ProxyError|proxy connection error|Cannot connect to proxy|Tunnel connection failed", "the proxy did not connect"),
+    ("timed out|Timeout|didn't respond within", "it did not answer in time"),
+    ("not enough bytes were received", "it ended before the file"),
     ("SSL|certificate", "its certificate was not accepted"),
     ("NameResolution|name resolution|Name or service not known|getaddrinfo|nodename", "its host name is not known"),
     ("[Cc]onnection refused", "the connection was refused"),
@@ -182,11 +183,11 @@ def explain_pip_failure(output: str, details: str, *, code: int) -> str:
 
 
 def _raised(lines: Sequence[str]) -> str:
-    """The exception of a traceback in pip's output; empty if there is none."""
-    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Timeout)\b", line)] or lines[-1:]
+    """The exception of a traceback in pip's output, or what newer ones mark with a cross; empty if there is none."""
+    raised = [line for line in lines if re.match(r"× |[\w.]+(Error|Exception|Timeout)\b", line)] or lines[-1:]
     if not raised:
         return ""
-    text, known = _without_password(raised[-1]), _known_cause(raised[-1])
+    text, known = _without_password(raised[-1].removeprefix("× ")), _known_cause(raised[-1])
     return f"the connection to the package index failed: {known} ({text})." if known else text
 
 
