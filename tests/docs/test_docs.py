@@ -33,7 +33,9 @@ from wager.cli.verbs import VERBS, cli
 from wager.config import DEFAULT_MODEL
 from wager.drafter_spec import descriptions
 from wager.economics.acceptance import survival, tokens_per_round
+from wager.kernels.blocks import BLOCK_FORMATS
 from wager.models import hub, random_models
+from wager.models.gguf import GgufType, stored_as
 from wager.models.names import named_models
 from wager.models.opening import open_model
 from wager.planner.acceptance import AcceptanceRates
@@ -107,6 +109,23 @@ def test_the_page_of_models_lists_the_short_names() -> None:
     for name, row in named_models().items():
         drafters = ", ".join(f"`{each}`" for each in row.drafters) or "–"
         assert f"| `{name}` | {row.source} | {row.gb:g} | {drafters} |" in page
+
+
+def test_the_page_of_quantised_weights_has_the_formats_and_what_becomes_of_other_types() -> None:
+    page = (ROOT / "docs" / "quantisation.md").read_text(encoding="utf-8")
+    formats = re.findall(r"^\| ([a-z]\w+(?:, \w+)*) \| (\d+|a row) \| [^|]* \| ([\d.]+) \|", page, re.MULTILINE)
+    listed = {(name, inputs, bits) for names, inputs, bits in formats for name in names.split(", ")}
+    for each in BLOCK_FORMATS.values():
+        listed.remove((each.name, "a row" if each.head else str(each.inputs), f"{each.packed_bits:g}"))
+    assert not listed
+    others = re.findall(r"^\| ([A-Z]\w+(?:, \w+)*) \| (\w+(?:, \w+)*) \| (exactly|quantised)", page, re.MULTILINE)
+    rows = {name: (to.split(", "), how == "exactly") for names, to, how in others for name in names.split(", ")}
+    for kind in GgufType:
+        stored = stored_as(kind)
+        if kind.name in rows:
+            assert stored.format in rows[kind.name][0] and stored.exact == rows[kind.name][1], kind
+        else:
+            assert not stored.exact or stored.format in (None, kind.name.lower()), kind
 
 
 def test_every_drafter_is_in_the_table_of_drafters() -> None:
