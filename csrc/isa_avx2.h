@@ -18,6 +18,9 @@ constexpr int kBlockRows = 4, kHeldRows = 1, kManyRows = 4, kManyByteRows = 4, k
 #define WAGER_SHORT_SUMS  // sums of products of bytes are 16 bits wide at first
 constexpr int kBlockRows = 4, kHeldRows = 4, kManyRows = 32, kManyByteRows = 4, kBlockCols = 1;
 #endif
+// How far ahead of its reading a panel is prefetched that one tile reads. Its columns are read one after the other: of this many
+// bytes it reads half meanwhile.
+constexpr int kPrefetchBytes = kHeldRows > 1 ? 12288 : 4096;
 constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;
 using Factor = float;  // what attention multiplies keys and values with: widening bf16 for each block takes a third of its time

@@ -16,6 +16,7 @@ constexpr int kTileRows = 14, kTileCols = 2, kFewRows = 0, kWideRows = 99;
 // Products of quantised weights: rows whose accumulators are in registers; those that are multiplied, kHeldRows at a time, with a
 // block's unpacked weights; and those of weights of 8 bits, which need no unpacking, with accumulators in memory.
 constexpr int kBlockRows = 6, kHeldRows = 1, kManyRows = 16, kManyByteRows = 8, kBlockCols = 2;
+constexpr int kPrefetchBytes = 4096;  // how far ahead of its reading a panel is prefetched that one tile reads
 constexpr int kQkRows = 6, kQkCols = 4;      // attention: row-heads x key blocks
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
 using Factor = uint16_t;  // what attention multiplies keys and values with

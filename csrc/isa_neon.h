@@ -17,6 +17,7 @@ constexpr int kTileRows = 5, kTileCols = 1, kFewRows = 0, kWideRows = 99;
 constexpr int kTileRows = 4, kTileCols = 1, kFewRows = 0, kWideRows = 99;
 #endif
 constexpr int kBlockRows = 4, kHeldRows = 1, kManyRows = 4, kManyByteRows = 4, kBlockCols = 1;
+constexpr int kPrefetchBytes = 4096;  // how far ahead of its reading a panel is prefetched that one tile reads
 constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;
 using Factor = uint16_t;  // what attention multiplies keys and values with

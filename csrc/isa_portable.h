@@ -13,6 +13,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pairs of bf16 are read
 
 constexpr int kTileRows = 2, kTileCols = 1, kFewRows = 0, kWideRows = 99;
 constexpr int kBlockRows = 2, kHeldRows = 1, kManyRows = 2, kManyByteRows = 2, kBlockCols = 1;
+constexpr int kPrefetchBytes = 4096;  // how far ahead of its reading a panel is prefetched that one tile reads
 constexpr int kQkRows = 2, kQkCols = 1;
 constexpr int kPvRows = 2, kPvCols = 1;
 using Factor = uint16_t;  // what attention multiplies keys and values with

@@ -11,8 +11,7 @@ namespace wager::WAGER_NS {
 constexpr int kFloatRows = kTileRows < 10 ? kTileRows : 10;  // of e4m3, whose unpacking needs registers too
 constexpr size_t kFirstLevel = 32768;     // larger panels do not stay in the first-level cache for another tile of rows
 constexpr int kQuickRows = 2;             // rows with which a panel is read so quickly that it is prefetched from farther ahead
-constexpr ptrdiff_t kPrefetchBytes = 4096;  // how far ahead of its reading a panel is prefetched that one tile reads
-constexpr ptrdiff_t kNearPrefetchBytes = 2048;  // one of e4m3, whose reading takes longer
+constexpr ptrdiff_t kNearPrefetchBytes = 2048;  // as kPrefetchBytes, of e4m3, whose reading takes longer
 
 // Fills out[rows, 32] with rows of activations, `stride` bytes apart, times one panel.
 using PanelKernel = void (*)(const uint8_t* x, size_t stride, int rows, int k, const uint8_t* panel, float* out,
@@ -27,7 +26,7 @@ __attribute__((aligned(64))) void bf16_panel(const uint8_t* x, size_t stride, in
         Tile<M, kCols> tile;
         tile.clear();
         tile.run_panel(reinterpret_cast<const uint16_t*>(x), stride / 2, reinterpret_cast<const uint16_t*>(panel) + 32 * column,
-                       k / 2, prefetch, column == 0);
+                       k / 2, prefetch);
         tile.write(out + 16 * column, kPanel);
     }
 }
@@ -186,7 +185,9 @@ WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
         const int tiles = (size + most - 1) / most;
         const ptrdiff_t near = is_e4m3(all.weight.format) ? kNearPrefetchBytes : size <= kQuickRows ? kPrefetchBytes * 3 / 2 : kPrefetchBytes;
         const ptrdiff_t distance = tiles == 1 ? near : static_cast<ptrdiff_t>(bytes);
-        Prefetch prefetch{distance, end, all.after ? all.after : end, 0, tiles, tiles == 1 && kCpuFeatures.amd};
+        // Beside the activations of many rows the first-level cache would not keep what no other level has.
+        const bool once = tiles == 1 && kCpuFeatures.amd && (kHeldRows == 1 || size <= kBlockRows);
+        Prefetch prefetch{distance, end, all.after ? all.after : end, 0, tiles, once};
         const auto first_row = [&](int tile) { return static_cast<int>(part(size, tile, tiles)); };
         const bool regrouped = kernels.regrouped && size > kOwnRows;
         const int blocks = all.weight.k / kBlockInputs;

@@ -122,22 +122,20 @@ struct Tile {
         for (int i = 0; i < M; ++i, x += x_stride)
             for (int c = 0; c < kPieceInputs; c += 16) store(values[i] + c, widen(x + c));
     }
-    // x [M rows, x_stride] of 2 * pairs values times a panel of 32 outputs, prefetching if `first`: the first of the tiles
-    // that read these inputs.
-    WAGER_INLINE void run_panel(const uint16_t* x, size_t x_stride, const uint16_t* w, int pairs, const Prefetch& prefetch,
-                                bool first) {
+    // x [M rows, x_stride] of 2 * pairs values times N columns of a panel, the first of which begins at w.
+    WAGER_INLINE void run_panel(const uint16_t* x, size_t x_stride, const uint16_t* w, int pairs, const Prefetch& prefetch) {
         constexpr int kPairs = kPieceInputs / 2, kStride = 2 * kPanel;
         const RowsAt<M, uint16_t> rows(x, x_stride);
         Turns turns(prefetch);
         int k = 0;
         for (; k + kPairs <= pairs; k += kPairs) {
             const uint8_t* at = reinterpret_cast<const uint8_t*>(w + static_cast<size_t>(k) * kStride);
-            const uint8_t* ahead = first && turns.due(k / kPairs) ? prefetch.ahead(at) : nullptr;
+            const uint8_t* ahead = turns.due(k / kPairs) ? prefetch.ahead(at) : nullptr;
             alignas(64) float values[M][kPieceInputs];
             if constexpr (M >= kWideRows) widen_rows(x + 2 * k, x_stride, values);
 #pragma GCC unroll 16
             for (int u = 0; u < kPairs; ++u) {
-                if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u, prefetch.once);
+                if (ahead) fetch_part<64 * N, 0, 1>(ahead + 2 * kStride * u, prefetch.once);
                 Pair weights[N];
                 load_weights(w + static_cast<size_t>(k + u) * kStride, weights);
                 if constexpr (M >= kWideRows) step(RowsAt<M, float>(values[0], kPieceInputs), u, weights);
@@ -166,20 +164,20 @@ __attribute__((aligned(64))) void e4m3_panel(const uint8_t* x, size_t stride, in
     const int inputs = scaled_inputs(format, k);
     alignas(64) float values[M][kPieceInputs];
     std::memset(out, 0, sizeof(float) * kPanel * M);
-    Turns turns(prefetch);
+    Turns turns[] = {Turns(prefetch), Turns(prefetch)};  // of each column
     for (int first = 0; first < k; first += inputs, panel += scaled_bytes(inputs)) {
         for (int column = 0; column < kColumns; column += kCols) {
             Tile<M, kCols> tile;
             tile.clear();
             const uint8_t* at = panel + kScaleBytes + 64 * column;
             for (int done = 0; done < inputs; done += kPieceInputs, at += kQuads * kQuadBytes) {
-                const uint8_t* ahead = column == 0 && turns.due((first + done) / kPieceInputs) ? prefetch.ahead(at) : nullptr;
-                if (ahead && done == 0) fetch_part<kScaleBytes, 0, 1>(prefetch.ahead(panel), prefetch.once);
+                const uint8_t* ahead = turns[column].due((first + done) / kPieceInputs) ? prefetch.ahead(at) : nullptr;
+                if (ahead && done == 0 && column == 0) fetch_part<kScaleBytes, 0, 1>(prefetch.ahead(panel), prefetch.once);
                 const uint16_t* row = reinterpret_cast<const uint16_t*>(x) + first + done;
                 if constexpr (M > 1) tile.widen_rows(row, stride / 2, values);
 #pragma GCC unroll 8
                 for (int quad = 0; quad < kQuads; ++quad) {
-                    if (ahead) fetch_part<kQuadBytes, 0, 1>(ahead + kQuadBytes * quad, prefetch.once);
+                    if (ahead) fetch_part<64 * kCols, 0, 1>(ahead + kQuadBytes * quad, prefetch.once);
                     Pair pairs[2][kCols];
 #pragma GCC unroll 2
                     for (int j = 0; j < kCols; ++j) widen_e4m3(load_bytes(at + kQuadBytes * quad + 64 * j), pairs[0][j], pairs[1][j]);
@@ -215,12 +213,23 @@ struct WeightBlock {
 
     WeightBlock(const uint8_t* panel, int index) : group(panel + kLayout.group_at(index)), block(panel + kLayout.block_at(index)) {}
 
-    // What is prefetched while this block is read, or null. The header of a group goes with its first block.
-    WAGER_INLINE const uint8_t* ahead(int index, Turns& turns, const Prefetch& prefetch) const {
+    // The block that is prefetched while columns of this one are read, or null. The header of a group goes with its first block.
+    WAGER_INLINE const uint8_t* ahead(int index, int column, Turns& turns, const Prefetch& prefetch) const {
         if (!turns.due(index)) return nullptr;
-        if (kLayout.grouped() && index % kLayout.blocks == 0)
+        if (kLayout.grouped() && index % kLayout.blocks == 0 && column == 0)
             fetch_part<kLayout.header, 0, 1>(prefetch.ahead(group), prefetch.once);
         return prefetch.ahead(block);
+    }
+    // A quarter of what is read of that block. Where one column of a whole panel is read after the other, each fetches its own lines,
+    // the first one scales too: if it fetched all of them, memory would be idle during the others.
+    template <int quarter>
+    static WAGER_INLINE void fetch_quarter(const uint8_t* at, int column, bool once) {
+        constexpr int kParts = kColumns / kBlockCols, kLow = kLayout.low / kParts, kHigh = kLayout.high / kParts;
+        if constexpr (kParts == 1) return fetch_part<kLayout.block_bytes(), quarter, 4>(at, once);
+        constexpr int kMore = (kLayout.header | kLayout.block_bytes()) % 64 ? 64 : 0;  // columns share lines
+        if (quarter == 0 && column == 0) fetch_part<kLayout.scales, 0, 1>(at, once);
+        if (kHigh > 0) fetch_part<kHigh + kMore, quarter, 4>(at + kLayout.high_at() + column * kHigh, once);
+        fetch_part<kLow + kMore, quarter, 4>(at + kLayout.low_at() + column * kLow, once);
     }
 
     WAGER_INLINE F scale(int column, int half) const {
@@ -398,7 +407,7 @@ struct BlockTile {
     template <int pair, class Block, class Rows>
     WAGER_INLINE void add_pair(const Block& block, int column, const Rows& x, const uint8_t* ahead, bool once) {
         Bytes first[kBlockCols], second[kBlockCols];
-        if (ahead) fetch_part<kLayout.block_bytes(), pair, 4>(ahead, once);
+        if (ahead) WeightBlock<format>::template fetch_quarter<pair>(ahead, column, once);
 #pragma GCC unroll 2
         for (int j = 0; j < kBlockCols; ++j) block.template quads<pair>(column + j, first[j], second[j]);
 #ifdef WAGER_I8MM
@@ -467,7 +476,7 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
         for (int index = 0; index < k / kBlockInputs; ++index) {
             const WeightBlock<format> block(panel, index);
             const auto rows = [&](int i) -> const ActivationBlock& { return reinterpret_cast<const ActivationBlock*>(all(i))[index]; };
-            const uint8_t* ahead = column == 0 ? block.ahead(index, turns, prefetch) : nullptr;
+            const uint8_t* ahead = block.ahead(index, column, turns, prefetch);
             tile.step(block, column, rows, ahead, prefetch.once);
         }
         if constexpr (!stored) tile.total.write(tile.out, kPanel);
@@ -491,12 +500,12 @@ __attribute__((aligned(64))) void block_rows(const uint8_t* x, size_t stride, in
                                             const Prefetch& prefetch) {
     const size_t next = stride == sizeof(ActivationBlock) ? rows * stride : sizeof(ActivationBlock);  // to a row's next block
     std::memset(out, 0, sizeof(float) * kPanel * rows);
-    for (int column = 0; column < kColumns; column += kBlockCols) {
-        Turns turns(prefetch);
-        for (int index = 0; index < k / kBlockInputs; ++index) {
-            const WeightBlock<format> block(panel, index);
-            const uint8_t* ahead = column == 0 ? block.ahead(index, turns, prefetch) : nullptr;
-            const HeldBlock<format> held(block, column, ahead, prefetch.once);
+    Turns turns(prefetch);
+    for (int index = 0; index < k / kBlockInputs; ++index) {
+        const WeightBlock<format> block(panel, index);
+        const uint8_t* ahead = block.ahead(index, 0, turns, prefetch);
+        for (int column = 0; column < kColumns; column += kBlockCols) {
+            const HeldBlock<format> held(block, column, column == 0 ? ahead : nullptr, prefetch.once);
             const uint8_t* at = x + index * next;
             float* to = out + 16 * column;
             int left = rows;
