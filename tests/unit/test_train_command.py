@@ -17,8 +17,8 @@ from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.models.opening import open_model
 from wager.train.data import TrainingTarget
 
-SHORT = f"--model {MODEL} --threads 1 --memory 64MiB --answer-tokens 4 --steps 3 --batch 64 --vocabulary 100".split()
-SHORT += ["--save-every", "1", "--precision", "float32"]
+ANSWERED = f"--model {MODEL} --threads 1 --memory 64MiB --answer-tokens 4".split()
+SHORT = f"{' '.join(ANSWERED)} --steps 3 --batch 64 --vocabulary 100 --save-every 1 --precision float32".split()
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_store_is_built_of_the_answers_and_drafts_without_torch(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     out = tmp_path / "store"
-    call = ["train", "--kind", "store", *SHORT, "--prompts", str(prompts), "-o", str(out)]
+    call = ["train", "--kind", "store", *ANSWERED, "--prompts", str(prompts), "-o", str(out)]
     found = wager(*call, "--json", "-")
     assert found.code == 0, found.err
     result = json.loads(found.out)
@@ -116,7 +116,13 @@ REFUSED = """
 --prompts {prompts} --kind pruned --layers x --output {out} | 'x' is no list of layers
 --prompts {prompts} --kind pruned --layers 0 --output {out} | 1<=x<=256
 --prompts {prompts} --kind dspark --layers 0,1 --output {out} | Give a number for this kind
---prompts {prompts} --layers 2 --output {out} | --layers is of a block drafter or a pruned model, not of --kind eagle3
+--prompts {prompts} --layers 2 --output {out} | --layers has no effect with --kind eagle3
+--prompts {prompts} --size 1MiB --output {out} | --size has no effect with --kind eagle3
+--prompts {prompts} --kind dspark --no-state-norms --output {out} | --state-norms has no effect with --kind dspark
+--prompts {prompts} --kind medusa --taps 1 --output {out} | --taps has no effect with --kind medusa
+--prompts {prompts} --kind pruned --inner 64 --output {out} | --inner has no effect with --kind pruned
+--prompts {prompts} --kind store --output {out} | has no effect with --kind store
+--prompts {prompts} --passes 2 --output {out} | --passes has no effect with --steps
 """
 """Options, and words of the messages."""
 

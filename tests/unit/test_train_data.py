@@ -172,3 +172,13 @@ def test_answers_may_be_a_log_of_requests(tmp_path: Path) -> None:
         texts({"prompt": "Say a word."})
     with pytest.raises(UsageError, match="not of this model"):
         texts({"prompt": [5], "answer": [weights.spec.vocab]})
+
+
+def test_prompts_without_room_for_an_answer_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target, path = TrainingTarget("random:llama:tiny", *open_model("random:llama:tiny")), tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "x" * size}) + "\n" for size in (8000, 9000, 10)))
+    author = answers.EngineAuthor(toy_engine(ToyDistribution(vocab=512)), 1)
+    sources = answers.TextSources(prompts=path, answer_tokens=500)
+    found = answers.collect_texts(target, sources, tmp_path, author=lambda: author, on_output=lambda _: lambda _: None)
+    assert len(found) == 1
+    assert "2 of 3 prompts leave no room in the context for an answer of 500 tokens" in caplog.text

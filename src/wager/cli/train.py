@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 KINDS = ("eagle3", "dspark", "medusa", "pruned", "store")
 _DRAFTERS = {"eagle3": "eagle3", "dspark": "dflash", "medusa": "medusa", "pruned": "model"}
 """The drafter that runs what is trained, by its kind."""
+_OF_TRAINING = ("passes", "steps", "batch", "longest", "layers", "inner", "state_norms", "loss", "rate", "vocabulary")
+_OF_TRAINING += ("taps", "begin_with", "rounded", "device", "precision", "save_every")
+_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "eagle3": ("size", "layers"),
+    "dspark": ("size", "state_norms"),
+    "medusa": ("size", "state_norms", "layers", "inner", "taps"),
+    "pruned": ("size", "state_norms", "inner", "taps"),
+    "store": _OF_TRAINING,
+}
+"""Options that say nothing of a kind."""
 _REPORTS = 10
 """Steps between two lines of progress."""
 
@@ -209,6 +219,9 @@ def command(
     """
     if not (options["prompts"] or options["made_up"] or options["answers"]):
         raise UsageError("There is nothing to train on.", "Give --prompts FILE, --made-up N or --answers FILE.")
+    flags.refuse(_WITHOUT_EFFECT[kind], f"with --kind {kind}")
+    if options["steps"]:
+        flags.refuse(["passes"], "with --steps")
     if planned:
         _plan(kind, hardware or "cpu", config.model.model, options, json_path)
         return

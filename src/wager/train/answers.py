@@ -249,6 +249,9 @@ def collect_texts(
     prompts = [encode_content(target.tokenizer, as_conversation(each.content)) for each in asked]
     room = target.weights.spec.context - sources.answer_tokens
     wanted = dict.fromkeys(prompt for prompt in prompts if len(prompt) <= room)
+    if long := sum(len(prompt) > room for prompt in prompts):
+        said = "%d of %d prompts leave no room in the context for an answer of %d tokens, and are left out."
+        log.warning(said, long, len(prompts), sources.answer_tokens)
     if not sources.answer_tokens:
         return [*given, *(TrainingText(prompt, len(prompt)) for prompt in wanted)]
     if not wanted:

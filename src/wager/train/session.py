@@ -527,19 +527,9 @@ def head_sizes(spec: ModelSpec, options: RunOptions, settings: TrainSettings, ma
             "0 taps the embeddings, N what comes after N layers.",
         )
     inner = options.inner or dense.width
-    if inner != dense.width and settings.kind in ("medusa", "pruned"):
-        raise UsageError(
-            f"--inner is of an EAGLE-3 or block head, not of --kind {settings.kind}.", "Leave it out for this kind."
-        )
     sizes = DraftSizes(
         spec.hidden, inner, attention.heads, attention.heads, attention.head_dim, spec.details.norm_eps, taps
     )
-    if not options.state_norms and settings.kind != "eagle3":
-        raise UsageError(f"--no-state-norms is of an EAGLE-3 head, not of --kind {settings.kind}.", "Leave it out.")
-    if options.layers is not None and settings.kind not in _LAYERS:
-        raise UsageError(
-            f"--layers is of a block drafter or a pruned model, not of --kind {settings.kind}.", "Leave it out."
-        )
     layers = options.layers or _LAYERS.get(settings.kind, 1)
     if settings.kind == "medusa":  # reads no taps; one is computed in any case
         return replace(sizes, taps=(0,), layers=settings.depth)
