@@ -41,6 +41,8 @@ run hi --stop '' | stop
 run hi --drafter ' ' | ' ' is empty
 run hi --raw --system x | --raw
 run hi --rounds --show | --show colours the text; --rounds
+run hi --show --json - | --show has no effect with --json -
+chat qwen3:4b | A model is given with -m
 run hi --json /nowhere/out.json | /nowhere/out.json
 run hi --config none.toml | none.toml
 run hi --drafter none --depth 4 | --depth 4 has no effect
@@ -194,6 +196,17 @@ def test_a_prompt_may_be_several_words_and_options_short(wager: Call) -> None:
     short = wager("run", "say", "it", "again", "-m", MODEL, *FLAGS[2:], more="-n 4 --temp 0.7 --seed 3")
     assert short.out == quoted.out and short.code == 0
     assert "cut off after 4 tokens: -n N allows more" in short.err
+
+
+def test_words_without_the_effect_that_they_have_elsewhere_are_told(wager: Call, tmp_path: Path) -> None:
+    config = tmp_path / "options.toml"
+    config.write_text(f'model = "{MODEL}"\nmemory = "256MiB"\nmax-tokens = 2\nthreads = 1\n')
+    told = wager("run", "qwen3:4b", "hi", "--top-p", "0.5", "--seed", "3", "--config", str(config))
+    assert told.code == 0, told.err
+    assert "qwen3:4b is read as a word of the prompt" in told.err
+    assert "no effect at temperature 0: --top-p 0.5 and --seed 3." in told.err
+    for more in ("--temp 0.7", "--temp 0.7 --model " + MODEL):
+        assert "note:" not in wager("run", "a:b hi", "--top-p", "0.5", "--config", str(config), more=more).err
 
 
 def test_quiet_and_verbose(wager: Call) -> None:

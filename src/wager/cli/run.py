@@ -88,12 +88,16 @@ def command(
     PROMPT is one word or several. Without it, or with -, it is read from standard input.
     """
     text = _prompt(prompt)
+    if prompt and ":" in prompt[0] and not flags.wrote("model"):
+        _note_a_name(prompt[0])
     schema = _schema(schema_path) if schema_path else None
     from wager.cli.loading import loaded_lines, open_llm
     from wager.models.tokenizer import IncrementalDecoder
 
     if show and rounds:
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
+    if json_path == console.STDOUT:
+        flags.refuse(["show"], "with --json -", "Write the JSON to a file.")
     if prediction_path is not None:
         params = replace(params, prediction=read_text(prediction_path, "predicted answer", "Give a text file."))
         _check_predictions(config.speculation.drafters)
@@ -238,6 +242,14 @@ def _prompt(words: Sequence[str]) -> str:
     if not prompt.strip():
         raise click.UsageError("The prompt is empty.")
     return prompt
+
+
+def _note_a_name(word: str) -> None:
+    """Say it of a prompt that begins with the name of a model, as other programs' commands do."""
+    from wager.models.names import named_model
+
+    if named_model(word):
+        console.say(f"note: {word} is read as a word of the prompt; -m {word} would choose that model.")
 
 
 def _result(answer: Completion, config: EngineConfig, engine: LoadedEngine) -> dict[str, object]:

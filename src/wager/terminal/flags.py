@@ -154,7 +154,13 @@ class Verb(click.Command):
             for value in values if isinstance(values, list | tuple) else (values,):
                 if isinstance(value, str):
                     _check_written(ctx, param, value)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            named = {param.name for param in self.params} if error.message.startswith("Got unexpected extra") else {}
+            if "model" in named and not any(isinstance(param, click.Argument) for param in self.params):
+                raise click.UsageError(f"{error.message}. A model is given with -m MODEL.", ctx) from None
+            raise
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         whole = self.help
@@ -560,6 +566,9 @@ def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, se
         def command(*, temperature: float | None, **values: Any) -> Any:
             given = {name: values.pop(name) for name in (*SAMPLING_HELP, "seed", "stop", "max_tokens")}
             params = SamplingParams(**{**options_of_file(("sampling",)), **given, "temperature": temperature or 0.0})
+            own = any("temperature" in prompt.fields for prompt in values.get("prompts", ()))
+            if params.greedy and not tells_sampled and not own:
+                _note_without_effect(params)
             if tells_sampled:
                 values["sampled"] = temperature is not None
             return function(params=params, **values)
@@ -567,6 +576,14 @@ def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, se
         return add(options)(command)
 
     return decorate
+
+
+def _note_without_effect(params: SamplingParams) -> None:
+    """Say which options on the command line say nothing of greedy text."""
+    names = [name for name in ("top_p", "top_k", "min_p", "seed") if wrote(name)]
+    if names:
+        words = " and ".join(f"--{name.replace('_', '-')} {getattr(params, name)}" for name in names)
+        console.say(f"note: no effect at temperature 0: {words}. --temp 0.8, for example, samples.")
 
 
 @dataclass(frozen=True, slots=True)
