@@ -212,7 +212,7 @@ def test_killed_within_answers_it_starts_again_at_once_at_the_same_port(
     assert files[1] == files[2] and not [name for name in files[2] if "tmp" in name or "part" in name]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(number: signal.Signals) -> None:
     """What runs is answered whole; half a request and new connections are not taken; it exits with 0."""
     with served() as server, ThreadPoolExecutor(4) as pool:

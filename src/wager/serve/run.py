@@ -1,4 +1,4 @@
-"""Runs the server: a socket, uvicorn, and an orderly end on SIGTERM or Ctrl-C."""
+"""Runs the server: a socket, uvicorn, and an orderly end on SIGTERM, SIGHUP or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from types import FrameType
 
@@ -126,6 +128,20 @@ class _DrainingServer(uvicorn.Server):
         for end in self._ends:
             end.cancel()
         log.info("ended")
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGHUP too, unless it is ignored, as under nohup: a server whose terminal was closed ends in order."""
+        before = signal.getsignal(signal.SIGHUP)
+        ends = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+        with super().capture_signals():
+            if ends:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                if ends:
+                    signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:  # the user cannot wait
