@@ -51,7 +51,7 @@ def spoiled(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
         cut = make(folder / f"cut{size}", spec)
         (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:size])
         yield cut, says
-    for absent, says in (("config.json", "config.json is absent"), ("model.safetensors", "neither model.safetensors")):
+    for absent, says in (("config.json", "There is no head at"), ("model.safetensors", "neither model.safetensors")):
         cut = make(folder / f"no {absent}", spec)
         (cut / absent).unlink()
         yield cut, says

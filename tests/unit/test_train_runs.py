@@ -131,7 +131,7 @@ def test_a_run_begins_with_a_head_that_was_exported_or_stored_in_fewer_bits(tmp_
         session(tmp_path / "other", options=replace(OPTIONS, begin_with=small, taps=(1,)))
     config = small / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "wager": {}}))
-    for folder, cause in ((small, "KeyError"), (tmp_path, "config.json is absent")):
+    for folder, cause in ((small, "KeyError"), (tmp_path, "There is no head at")):
         with pytest.raises(UsageError, match=f"no EAGLE-3 head that wager trained: .*{cause}"):
             session(tmp_path / "other", options=replace(OPTIONS, begin_with=folder))
 

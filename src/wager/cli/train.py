@@ -245,10 +245,13 @@ def command(
     figures, written = run(kind, folder, config, options)
     console.write_json(figures, json_path)
     held_out = figures["held_out"]
-    rows = [[str(depth), f"{share:.3f}"] for depth, share in enumerate(held_out["survival"], 1)]
-    caption = f"τ {held_out['tau']:.2f} over {held_out['rounds']} rounds of {held_out['texts']} held-out texts"
-    to_stdout = json_path != console.STDOUT
-    console.table("survival by depth", ["depth", "survival"], rows, to_stdout=to_stdout, caption=caption)
+    if held_out["rounds"]:
+        rows = [[str(depth), f"{share:.3f}"] for depth, share in enumerate(held_out["survival"], 1)]
+        caption = f"τ {held_out['tau']:.2f} over {held_out['rounds']} rounds of {held_out['texts']} held-out texts"
+        to_stdout = json_path != console.STDOUT
+        console.table("survival by depth", ["depth", "survival"], rows, to_stdout=to_stdout, caption=caption)
+    else:
+        console.say("Of so few texts none is held out to say how often guesses are right: ask `wager acceptance`.")
     console.say(written)
 
 

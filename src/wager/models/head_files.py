@@ -59,10 +59,11 @@ class HeadFiles:
     among_others = False
 
     def __init__(self, path: Path) -> None:
-        if not path.is_dir():
+        if not (path / "config.json").is_file():
             raise ModelError(
                 f"There is no head at {path}.",
-                "Give a directory with config.json and model.safetensors, or a GGUF file.",
+                "Give a directory with config.json and model.safetensors, as wager train writes them at its end, or "
+                "a GGUF file.",
             )
         self.where = str(path)
         self.config: Mapping[str, Any] = read_json(path / "config.json")
