@@ -71,12 +71,12 @@ class StepTimes {
         return taken;
     }
 
-    // Seconds that a unit of each unknown adds to a step; beyond the last knot they are its own.
+    // Seconds that a unit of each unknown adds to a step.
     std::vector<double> slopes(const StepShape& shape) const {
         std::vector<double> found(rows_.size() + 3);
         double curve = 0.0;
         Place place(rows_, shape.rows);
-        place.share = std::min(1.0, place.share);
+        if (place.right && corrected[place.right] < corrected[place.right - 1]) place.share = std::min(1.0, place.share);
         place.each([&](size_t knot, double weight) {
             const double seconds = weight * scale * corrected[knot];
             found[1] += seconds * (1.0 - fitted_[0] / uncorrected_[knot]);

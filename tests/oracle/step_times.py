@@ -53,10 +53,11 @@ class StepTimes:
         return deviations
 
     def slopes(self, rows: int, requests: int, context_sum: int) -> list[float]:
-        """Seconds that a unit of each unknown of the filter adds to a step; beyond the last knot they are its own."""
+        """Seconds that a unit of each unknown of the filter adds to a step."""
         slopes, curve = [0.0] * (len(self.rows) + 3), 0.0
         right, share = locate(self.rows, rows)
-        share = min(1.0, share)
+        if right and self._corrected[right] < self._corrected[right - 1]:  # it stays level beyond the last
+            share = min(1.0, share)
         for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
             seconds = weight * self.scale * self._corrected[knot]
             slopes[1] += seconds * (1 - self._fitted[0] / self._uncorrected[knot])

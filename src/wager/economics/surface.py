@@ -145,7 +145,7 @@ class LatencySurface(LatencyModel):
         request adds.
 
         Steps that compute prompts (their rows need no logits) are ignored; those with more rows than were measured move
-        the end of the curve.
+        its last line.
         """
         if record.rows > record.sequences + record.drafted:
             return
