@@ -24,10 +24,6 @@ struct Table {
     double at(size_t row, size_t column) const { return values[row * columns + column]; }
 };
 
-struct PlanRules {
-    double several_drafters, max_min_survival;
-};
-
 // A drafter; `seconds` are those that the j-th sequence to draft at a depth adds, `shifts` samples of how scores move survival.
 struct PlannedDrafter {
     Numbers log_odds, means, deviations, catch_up;
@@ -74,8 +70,8 @@ struct DrafterWorth {
 
 class PlanChooser {
   public:
-    PlanChooser(const PlanRules& rules, const PlannedSequences& batch, const std::vector<PlannedDrafter>& drafters)
-        : rules_(rules), batch_(batch), drafters_(drafters), size_(batch.weights.size()) {}
+    PlanChooser(double max_min_survival, const PlannedSequences& batch, const std::vector<PlannedDrafter>& drafters)
+        : max_min_survival_(max_min_survival), batch_(batch), drafters_(drafters), size_(batch.weights.size()) {}
 
     ChosenPlan choose(const Numbers& row_costs) const {
         ChosenPlan best{std::vector<long>(size_, -1), std::vector<long>(size_, 0), Numbers(size_, -1.0), 0.0};
@@ -124,7 +120,7 @@ class PlanChooser {
         const size_t second = std::min<size_t>(1, drafter.seconds.columns - 1);  // the first one has the call's own seconds
         const double pass = batch_.goodput * drafter.seconds.at(drafter.seconds.rows - 1, second);
         const double cost = (row_cost + pass) / next_rate;
-        for (size_t row = 0; row < size_; ++row) least[row] = std::min(cost / batch_.weights[row], rules_.max_min_survival);
+        for (size_t row = 0; row < size_; ++row) least[row] = std::min(cost / batch_.weights[row], max_min_survival_);
         return least;
     }
 
@@ -185,45 +181,26 @@ class PlanChooser {
         return std::max(lower + next * (drafting - static_cast<double>(whole)), 0.0);
     }
 
-    // Each sequence's drafter (-1: none), of the set of drafters that is the most profitable together: sets of any number of
-    // up to three drafters, of more one or all.
+    // Each sequence's drafter (-1: none): the one that is worth most to it, or one alone where that is more profitable.
     std::vector<long> assign(const std::vector<DrafterWorth>& worths) const {
-        const size_t count = worths.size();
-        std::vector<long> choice(size_, -1);
-        double best = 0.0;
-        for (size_t number = 1; number <= count; ++number) {
-            if (count > 3 && number != 1 && number != count) continue;
-            for (const std::vector<size_t>& set : subsets(count, number)) {
-                std::vector<long> assigned(size_, -1);
-                double total = 0.0;
-                for (size_t row = 0; row < size_; ++row) {
-                    double most = 0.0;
-                    for (const size_t index : set)
-                        if (worths[index].profit[row] > most) most = worths[index].profit[row], assigned[row] = index;
-                    total += most;
-                }
-                int used = 0;
-                for (const size_t index : set)
-                    if (std::count(assigned.begin(), assigned.end(), static_cast<long>(index)))
-                        ++used, total -= worths[index].shared_cost;
-                if (count == 1) return assigned;
-                total *= std::pow(rules_.several_drafters, used - 1);
-                if (total > best) best = total, choice = assigned;
+        std::vector<long> choice;
+        double best = -HUGE_VAL;
+        for (size_t alone = 0; alone <= worths.size(); ++alone) {  // at last none is
+            std::vector<long> assigned(size_, -1);
+            std::vector<bool> used(worths.size());
+            double total = 0.0;
+            for (size_t row = 0; row < size_; ++row) {
+                double most = 0.0;
+                for (size_t index = 0; index < worths.size(); ++index)
+                    if ((index == alone || alone == worths.size()) && worths[index].profit[row] > most)
+                        most = worths[index].profit[row], assigned[row] = static_cast<long>(index);
+                if (most > 0) total += most, used[assigned[row]] = true;
             }
+            for (size_t index = 0; index < worths.size(); ++index)
+                if (used[index]) total -= worths[index].shared_cost;
+            if (total > best) best = total, choice = assigned;
         }
         return choice;
-    }
-
-    static std::vector<std::vector<size_t>> subsets(size_t count, size_t number) {
-        std::vector<std::vector<size_t>> all;
-        for (size_t mask = 0; mask < (size_t{1} << count); ++mask) {
-            std::vector<size_t> set;
-            for (size_t i = 0; i < count; ++i)
-                if (mask >> i & 1) set.push_back(i);
-            if (set.size() == number) all.push_back(set);
-        }
-        std::sort(all.begin(), all.end());
-        return all;
     }
 
     struct Cell {
@@ -275,7 +252,7 @@ class PlanChooser {
         return ranks;
     }
 
-    const PlanRules& rules_;
+    double max_min_survival_;
     const PlannedSequences& batch_;
     const std::vector<PlannedDrafter>& drafters_;
     size_t size_;

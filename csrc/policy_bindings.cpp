@@ -142,18 +142,18 @@ class DraftSelector {
 };
 
 // See AcceptanceModel::learn_draft. `draft`: None where none was made; `forecast`: of its survival, or None.
-bool learn_draft(wager::AcceptanceModel& model, wager::SequenceAcceptance& sequence, nb::handle draft, nb::handle emitted,
+void learn_draft(wager::AcceptanceModel& model, wager::SequenceAcceptance& sequence, nb::handle draft, nb::handle emitted,
                  std::optional<long> accepted, long depth, bool stops_early, nb::handle forecast) {
     Numbers rates;
     if (!forecast.is_none()) read_floats(forecast.ptr(), rates);
     const double* const values = forecast.is_none() ? nullptr : rates.data();
     if (draft.is_none()) {
         model.learn_missing(sequence, depth, stops_early, values, rates.size());
-        return false;
+        return;
     }
     std::vector<long> tokens;
     read_ints(emitted, tokens);
-    return model.learn_draft(sequence, read_draft(draft.ptr(), true), tokens, accepted ? &*accepted : nullptr, depth,
+    model.learn_draft(sequence, read_draft(draft.ptr(), true), tokens, accepted ? &*accepted : nullptr, depth,
                              stops_early, values, rates.size());
 }
 
@@ -215,9 +215,8 @@ class DrafterRecords {
 // The plans of the sequences of one step: `add` each drafter, then `choose`.
 class DraftPlanner {
   public:
-    DraftPlanner(std::vector<long> rooms, Numbers weights, Numbers extra, double goodput, double several_drafters,
-                 double max_min_survival)
-        : batch_{std::move(rooms), std::move(weights), std::move(extra), goodput}, rules_{several_drafters, max_min_survival} {
+    DraftPlanner(std::vector<long> rooms, Numbers weights, Numbers extra, double goodput, double max_min_survival)
+        : batch_{std::move(rooms), std::move(weights), std::move(extra), goodput}, max_min_survival_(max_min_survival) {
         if (batch_.rooms.size() != batch_.weights.size()) throw std::invalid_argument("each sequence must have one value");
     }
 
@@ -253,13 +252,13 @@ class DraftPlanner {
 
     // Each sequence's drafter (-1: none), depth and min_survival (-1: none).
     nb::tuple choose(const Numbers& row_costs) const {
-        const wager::ChosenPlan plan = wager::PlanChooser(rules_, batch_, drafters_).choose(row_costs);
+        const wager::ChosenPlan plan = wager::PlanChooser(max_min_survival_, batch_, drafters_).choose(row_costs);
         return nb::make_tuple(plan.drafters, plan.depths, plan.min_survival);
     }
 
   private:
     wager::PlannedSequences batch_;
-    wager::PlanRules rules_;
+    double max_min_survival_;
     std::vector<wager::PlannedDrafter> drafters_;
 };
 
@@ -374,8 +373,7 @@ void bind_policy(nb::module_& m) {
         .def("compare_sequences", &Model::compare_sequences)
         .def("survival", [](Model& model, nb::handle draft,
                             const wager::SequenceAcceptance& sequence) { return model.survival(read_draft(draft.ptr()), sequence); })
-        .def("learn_round", &Model::learn_round, nb::arg("sequence"), nb::kw_only(), nb::arg("accepted"), nb::arg("tested"),
-             nb::arg("known") = 0)
+        .def("learn_round", &Model::learn_round, nb::arg("sequence"), nb::kw_only(), nb::arg("accepted"), nb::arg("tested"))
         .def("learn_tree", &Model::learn_tree)
         .def("learn_draft", &learn_draft, nb::arg("sequence"), nb::arg("draft").none(), nb::arg("emitted"), nb::kw_only(),
              nb::arg("accepted") = nb::none(), nb::arg("depth"), nb::arg("stops_early") = false,
@@ -396,8 +394,8 @@ void bind_policy(nb::module_& m) {
         .def("__deepcopy__", [](nb::handle selector, nb::handle) { return nb::borrow(selector); });
     m.def("compare", &compare);
     nb::class_<DraftPlanner>(m, "DraftPlanner")
-        .def(nb::init<std::vector<long>, Numbers, Numbers, double, double, double>(), nb::kw_only(), nb::arg("rooms"),
-             nb::arg("weights"), nb::arg("extra"), nb::arg("goodput"), nb::arg("several_drafters"), nb::arg("max_min_survival"))
+        .def(nb::init<std::vector<long>, Numbers, Numbers, double, double>(), nb::kw_only(), nb::arg("rooms"),
+             nb::arg("weights"), nb::arg("extra"), nb::arg("goodput"), nb::arg("max_min_survival"))
         .def("add", &DraftPlanner::add, nb::kw_only(), nb::arg("model"), nb::arg("sequences"), nb::arg("offset").none(),
              nb::arg("seconds"), nb::arg("catch_up"), nb::arg("unjudged"), nb::arg("stops_early"))
         .def("choose", &DraftPlanner::choose);

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from wager.economics.acceptance import _MAX_DEPTH, AcceptanceModel, Floats
 from wager.kernels._native import SequenceAcceptance
 
-SEVERAL_DRAFTERS, MAX_MIN_SURVIVAL = 0.93, 0.95
+MAX_MIN_SURVIVAL = 0.95
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 _HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
@@ -141,17 +140,13 @@ def shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
 
 
 def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
-    """Each sequence's drafter (-1: none), of the set of drafters that is the most profitable together."""
-    if len(values) == 1:
-        return np.where(values[0].profit > 0, 0, -1)
-    best, choice = 0.0, np.full(len(values[0].profit), -1)
-    numbers = range(1, len(values) + 1) if len(values) <= 3 else (1, len(values))
-    for drafters in (subset for number in numbers for subset in combinations(range(len(values)), number)):
+    """Each sequence's drafter (-1: none): the one that is worth most to it, or one alone where that is more
+    profitable."""
+    best, choice, everyone = -math.inf, np.full(len(values[0].profit), -1), range(len(values))
+    for drafters in (*((index,) for index in everyone), tuple(everyone)):
         profits = np.stack([values[index].profit for index in drafters])
         assigned = np.where(profits.max(0) > 0, np.array(drafters)[profits.argmax(0)], -1)
-        used = [index for index in drafters if (assigned == index).any()]
-        total = float(profits.max(0).sum()) - sum([values[index].shared_cost for index in used])
-        total *= SEVERAL_DRAFTERS ** (len(used) - 1)
+        total = float(profits.max(0).sum()) - sum([values[i].shared_cost for i in drafters if (assigned == i).any()])
         if total > best:
             best, choice = total, assigned
     return choice

@@ -216,9 +216,6 @@ def test_only_those_rest_whose_states_cost_something(warm_up: int, seconds: floa
     readiness.update(step(50, seconds), {"r": DraftDecision(2, "a")})
     assert not readiness.inactive and readiness.unready(50) == ({"a"} if rests else set())
     assert not readiness.unready(50 + WARM_UP)
-    until = SLOW_INTERVAL + 1 + SLOW_INTERVAL  # b was wanted last in the step before
-    assert readiness.next_change(50) == (until if warm_up else None)
-    assert readiness.next_change(until) == (50 + (warm_up if rests else SLOW_INTERVAL) if warm_up else None)
 
 
 def test_a_plan_that_wants_a_drafter_that_rests_waits_until_it_has_seen_enough() -> None:

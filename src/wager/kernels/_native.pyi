@@ -750,8 +750,8 @@ class AcceptanceModel:
     def survival(self, draft: Draft, sequence: SequenceAcceptance, /) -> list[float]:
         """Survival of every node: by its confidence if it has one, by its depth if not."""
 
-    def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:
-        """Depths 1 to `tested` were tested and the first `accepted` accepted; `known` were learned before."""
+    def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int) -> None:
+        """Depths 1 to `tested` were tested and the first `accepted` accepted."""
 
     def learn_tree(self, sequence: SequenceAcceptance, survival: Sequence[float], /) -> None:
         """A draft that is no chain, by the survival of its nodes: the n-th likeliest takes the place of depth n."""
@@ -766,11 +766,10 @@ class AcceptanceModel:
         depth: int,
         stops_early: bool = False,
         forecast: Sequence[float] | None = None,
-    ) -> bool:
+    ) -> None:
         """A draft to at most `depth` (None: there was none), by the tokens emitted after it, or by how many of its
         nodes were `accepted` where that is another matter. `stops_early`: it may have stopped before. With the
-        `forecast` of its survival by depth it is learned how scores moved that. Whether all that
-        was emitted was drafted, and more after it."""
+        `forecast` of its survival by depth it is learned how scores moved that."""
 
     def age(self) -> None:
         """Discount older observations; to be called every SLOW_INTERVAL steps."""
@@ -811,7 +810,6 @@ class DraftPlanner:
         weights: Sequence[float],
         extra: Sequence[float],
         goodput: float,
-        several_drafters: float,
         max_min_survival: float,
     ) -> None: ...
     def add(

@@ -19,6 +19,7 @@ from wager.economics.policy.base import (
     EARLY_STEPS,
     LONGEST_INTERVAL,
     NEGLIGIBLE,
+    PAUSE,
     SLOW_INTERVAL,
     SMOOTHING,
     UPDATE_INTERVAL,
@@ -35,7 +36,7 @@ from wager.economics.policy.exploration import (
     Exploration,
     keeping_seconds,
 )
-from wager.economics.policy.learning import CollapseWatch, DeferredLearning
+from wager.economics.policy.learning import CollapseWatch, Learning
 from wager.economics.policy.state import (
     ADJACENT_ROWS,
     MAX_LATE_STEPS,
@@ -61,10 +62,8 @@ from wager.types import (
     VerifyRule,
 )
 
-SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
 MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 _NEVER = -50.0  # log-odds of what is not expected
-_SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 LOOK_BACK = 64  # steps that are remembered: a second or less on most machines
 _NO_DRAFTS: Mapping[str, Draft] = {}
 _NEARLY_FREE = 0.005  # tokens: a cost of a row that would be printed as 0.00
@@ -94,11 +93,11 @@ class Adaptive(Policy):
         self._exploration = Exploration(
             self._drafters, prices, self._readiness, share=exploration_share, draws_tokens=draws_tokens
         )
-        self._learning = DeferredLearning(self.acceptance, prices, draws_tokens=draws_tokens)
+        self._learning = Learning(self.acceptance, prices, draws_tokens=draws_tokens)
 
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, PlannedSequence] = {}
-        self._ended: dict[str, PlannedSequence] = {}  # those that ended since the last step was planned
+        self._ended: list[str] = []  # of these, since the last step was planned
         self._ids: Sequence[str] = ()  # of the sequences of the last step
         # The step that `admit`, `learn` and `observe` belong to: the last one, unless an engine with several steps in
         # flight sets it. And the last step that did not repeat a plan.
@@ -107,12 +106,12 @@ class Adaptive(Policy):
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
         self._repeats_until = 0  # the step until which the same sequences repeat the plan
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
-        self._recorded, self._record_interval = 0, UPDATE_INTERVAL  # the step whose goodput was last recorded
+        self._recorded = 0  # the step whose goodput was last recorded
 
         # the last plan: what drafters are asked for by sequence, without those that decode plainly; its greatest depth;
-        # whether any drafted; how many sequences it had; the decision, forecasts and row of these of those that come
+        # whether any drafted; how many sequences came and ended since; decision, forecasts and row of those that come
         self._decisions: dict[str, DraftDecision] = {}
-        self._deepest, self._speculates, self._planned_size, self._newcomers = 0, True, 0, 0
+        self._deepest, self._speculates, self._changes = 0, True, 0
         self._default: tuple[DraftDecision | None, Mapping[str, Table], int] = None, {}, 0
         self._next_plan, self._plan_interval = 0, 0.0  # the step in which the same sequences are planned anew
 
@@ -122,7 +121,6 @@ class Adaptive(Policy):
         self._judging_benefit = 0.0  # lately, as a share of the weight of one token of each sequence
 
         self._taken: list[PolicyStep] = []  # steps that are not learned from yet
-        self._verdicts_learned = 0  # how many of them had their verdicts learned
         self._latest = deque[PolicyStep](maxlen=LOOK_BACK)  # steps that were learned from, for `explain`
 
     def begin(self, sequence: str, *, weight: float) -> None:
@@ -133,10 +131,8 @@ class Adaptive(Policy):
     def end(self, sequence: str) -> None:
         self._request_weights.pop(sequence, None)
         self._decisions.pop(sequence, None)
-        if sequence in self._sequences:
-            self._learn_verdicts()
-            self._ended[sequence] = state = self._sequences.pop(sequence)
-            self._learning.end_sequence(state)
+        if sequence in self._sequences and sequence not in self._ended:
+            self._ended.append(sequence)
 
     def leave_out(self, drafters: frozenset[str]) -> None:
         self._readiness.left_out = drafters
@@ -169,8 +165,11 @@ class Adaptive(Policy):
         """Plan anew, as far as it is time to."""
         now, readiness, exploration, before = self._steps, self._readiness, self._exploration, self._planned
         if self._ended:
-            self._ids = [seq_id for seq_id in self._ids if seq_id not in self._ended]
-            self._ended = {}
+            self._learn_steps()
+            for seq_id in self._ended:
+                self._learning.end_sequence(self._sequences.pop(seq_id))
+            self._changes += len(self._ended)
+            self._ended = []
         if now // SLOW_INTERVAL > before.number // SLOW_INTERVAL:
             self._prices.latency.clear()  # contexts have grown
             for model in self.acceptance.values():
@@ -180,21 +179,18 @@ class Adaptive(Policy):
         self._find_sequences(step, spans)
         if not step.spans or not self._drafters:
             return {}
-        size, planned = len(step.ids), self._planned_size
-        changed = max(size, planned) > _SIZE_RATIO * min(size, planned) or size <= self._newcomers
+        changed = 2 * self._changes >= len(step.ids)
         if (now >= self._next_plan or changed) and step.candidates:
             self._learn_steps()
-            self._learning.learn(before.number)
             readiness.note_drafted(step, self._decisions)
             self._plan_sequences(step)
         readiness.update(step, self._decisions)
         step.plan = step.repeated_plan = self._usable_plan(step)
         early, large = now < EARLY_STEPS or self._prices.weights.learns, len(step.ids) > LARGE_BATCH
-        self._interval = 1 if early or large else round(UPDATE_INTERVAL * self._prices.own.pace)
+        pause = self._prices.own.update_interval if step.plan else PAUSE
+        self._interval = 1 if early or large else pause
         if not step.plan and not early:
-            pause = max(UPDATE_INTERVAL, min(SLOW_INTERVAL, exploration.pause()))
-            self._interval = 1 if large else max(self._interval, pause)
-            self._repeats_until = now + max(pause, self._interval - len(self._taken))
+            self._repeats_until = now + PAUSE
         elif not self._draws_tokens:
             self._repeats_until = min(now + self._interval - len(self._taken), self._next_plan)
         if now >= self._next_measuring:
@@ -202,8 +198,6 @@ class Adaptive(Policy):
             exploration.measure(step, speculates=self._speculates)
         if step.measured_depth is None:
             exploration.add_drafts(step, steps=max(1, self._repeats_until - now))
-        if (change := readiness.next_change(now)) is not None:
-            self._repeats_until = min(self._repeats_until, change)
         if self._draws_tokens:  # what is verified as planned must fit before it is drafted
             longest = longest_that_fits([decision.depth for decision in step.plan.values()], budget)
             step.plan = {
@@ -215,20 +209,18 @@ class Adaptive(Policy):
 
     def _find_sequences(self, step: PolicyStep, spans: Sequence[Span]) -> None:
         """Which sequences decode; those that were not known before are started."""
-        before, ids = self._ids, [span.seq_id for span in spans if span.needs_logits]
-        self._ids = step.ids = ids
+        self._ids = step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
-        new = ids[len(before) :] if ids[: len(before)] == before else ids  # new ones come last
-        for seq_id in new:
+        for seq_id in ids:
             if seq_id not in self._sequences:
                 self._start_sequence(step, seq_id)
-        step.plain = self._prices.plain_step(step, spans, new=len(new))
+        step.plain = self._prices.plain_step(step, spans)
 
     def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
         weight, tokens = self._request_weights.pop(seq_id, 1.0), self._prices.weights.mean_tokens
         acceptance = {name: model.start_sequence() for name, model in self.acceptance.items()}
         decision, forecasts, row = self._default  # until the next plan it gets a decision that many got
-        self._newcomers += 1
+        self._changes += 1
         self._sequences[seq_id] = PlannedSequence(seq_id, weight, tokens, acceptance, forecasts, row)
         if decision is not None:
             self._decisions[seq_id] = decision
@@ -240,7 +232,7 @@ class Adaptive(Policy):
         affordable = own.interval(own.planning)
         longest = max(SLOW_INTERVAL if self._speculates else LONGEST_INTERVAL, affordable)
         self._plan_interval = min(longest, max(self._plan_interval + longest / SLOW_INTERVAL, affordable))
-        self._next_plan, self._planned_size = step.number + round(self._plan_interval), len(step.ids)
+        self._next_plan, self._changes = step.number + round(self._plan_interval), 0
         drafters, depths, min_survival, forecasts = self._choose(step)
         keys = list(zip(drafters, depths, min_survival, strict=True))
         made: dict[tuple[int, int, float], DraftDecision] = {}
@@ -258,8 +250,6 @@ class Adaptive(Policy):
         middle = sorted(range(len(keys)), key=lambda row: keys[row][:2])[len(keys) // 2]
         self._default = made.get(keys[middle]), forecasts, middle
         self._deepest, self._speculates = max(depths), bool(self._decisions)
-        alike = len(keys) > 1 and len({key[:2] for key in keys}) == 1
-        self._newcomers = -(1 << 30) if alike else 0
         step.kind = "planned"
         self._unjudged_steps = self._judging_interval  # its drafts are judged once at least
 
@@ -298,7 +288,6 @@ class Adaptive(Policy):
             weights=[self._prices.weights.weight(state) for state in candidates],
             extra=extra,
             goodput=step.plain.goodput,
-            several_drafters=SEVERAL_DRAFTERS,
             max_min_survival=MAX_MIN_SURVIVAL,
         )
         unjudged, forecasts = [state.unjudged for state in candidates], dict[str, Table]()
@@ -359,8 +348,6 @@ class Adaptive(Policy):
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         """Tokens drawn from draft_probs, under a rule that needs these, are verified whatever they are."""
         step = self.step
-        if step.skipped:
-            return {}
         step.drafted = step.admitted = drafts
         if self._computed:
             step.computed = self._computed_guesses(step)
@@ -369,7 +356,7 @@ class Adaptive(Policy):
         if step.measured_depth is not None:  # nor does it say what goodput or a row costs where the policy decides
             step.admitted = truncate_to(drafts, budget)
             return step.admitted
-        records = self._steps >= self._recorded + self._record_interval
+        records = self._steps >= self._recorded + self._prices.own.update_interval
         if not step.spans or not (drafts or records):
             return {}
         fits = self._deepest * len(drafts) <= budget and not (self._draws_tokens or step.explored)
@@ -402,9 +389,8 @@ class Adaptive(Policy):
                 expected=plain.weight + gain,
                 plain=plain.weight / plain.seconds * seconds,
                 row_cost=cost_of_a_row(extra, rows=rows, cut=cut, goodput=plain.goodput),
-                steps=min(step.number - self._recorded, self._record_interval),
             )
-            self._recorded, self._record_interval = step.number, round(UPDATE_INTERVAL * prices.own.pace)
+            self._recorded = step.number
         step.admitted = {**drawn, **admitted} if drawn else admitted
         return step.admitted
 
@@ -483,24 +469,20 @@ class Adaptive(Policy):
             return
         if self._collapse.add(self._taken):
             self._next_plan = 0
-        self._learn_verdicts()
+        for step in self._taken:
+            self._learn_verdicts(step)
         if taken := [self._learn_record(step, step.record) for step in self._taken if step.record is not None]:
             self._exploration.earn(sum(taken), steps=len(taken))
         self._latest += self._taken
         self._taken.clear()
-        self._verdicts_learned = 0
 
-    def _learn_verdicts(self) -> None:
-        steps, self._verdicts_learned = self._taken[self._verdicts_learned :], len(self._taken)
+    def _learn_verdicts(self, step: PolicyStep) -> None:
         weights = self._prices.weights
-        for step in steps:
-            for verdict in step.verdicts if weights.learns else ():
-                if verdict.seq_id in step.states:
-                    weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
-            for drafter, right in self._learning.add_verdicts(step):
-                self._exploration.learn_draft(drafter, right=right)
-                if right and not self._speculates:
-                    self._next_plan = min(self._next_plan, self._planned.number + UPDATE_INTERVAL)
+        for verdict in step.verdicts if weights.learns else ():
+            if verdict.seq_id in step.states:
+                weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
+        if self._learning.add_verdicts(step) and not self._speculates:
+            self._next_plan = min(self._next_plan, self._planned.number + UPDATE_INTERVAL)
 
     def _learn_record(self, step: PolicyStep, record: StepRecord) -> float:
         """Learn what a step took; its seconds, all stages together."""
@@ -510,7 +492,6 @@ class Adaptive(Policy):
         prices.own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
         self._learning.add_record(step, record)
         if step.measured_depth is not None:
-            self._learning.learn(step.number)
             prices.latency.clear()
             self._next_plan = 0
         elif step.plan:
@@ -524,7 +505,9 @@ class Adaptive(Policy):
         for drafter, shares in self._computed.items() if step.computed else ():
             shares.learn(sum(n > 0 and step.plan[seq_id].drafter == drafter for seq_id, n in step.computed.items()))
         prices.learn_drafting(step, drafting)
-        forget_drafts(step)
+        if len(step.ids) > LARGE_BATCH:  # it is over: spans and drafts can be freed with it
+            step.spans = step.verdicts = ()
+            step.drafted = step.admitted = {}
         return seconds
 
     # ---- explain ----------------------------------------------------------------------------------------------------
@@ -540,8 +523,8 @@ class Adaptive(Policy):
     def explain(self) -> str:
         """What the last steps did and why, in lines of one or two sentences for users. What was observed and what is
         forecast are told apart."""
-        step, latest, by_id = self.step, self._latest_steps(), {**self._ended, **self._sequences}
-        states = [by_id[seq_id] for seq_id in step.ids]
+        step, latest = self.step, self._latest_steps()
+        states = [self._sequences[seq_id] for seq_id in step.ids]
         if not states:
             return "No sequence decodes in this step, so there is nothing to draft."
         full = {span.seq_id for span in step.spans if not span.max_draft_tokens}
@@ -554,7 +537,7 @@ class Adaptive(Policy):
         ]
         if full:
             lines.append(f"No room for drafts: {_count(len(full), 'sequence')}.")
-        if step.skipped:
+        if not (step.plan or step is self._planned):
             lines.append(
                 "This step was not planned: the last plan had no drafts, and the next is made within some steps."
             )
@@ -566,8 +549,7 @@ class Adaptive(Policy):
         candidates = [state for state in states if state.seq_id not in full] or states
         for drafter, model in self.acceptance.items():
             seconds = self._prices.latency.draft_seconds(drafter, len(states), 1)
-            use = _use(step, candidates, drafter, known=model.depths.trials[0] > 0, seconds=seconds)
-            lines.append(f"{use}. {_counts(latest, drafter)}")
+            lines.append(_use(step, candidates, drafter, known=model.depths.trials[0] > 0, seconds=seconds))
         lines += self._collapse.collapsed.values()
         if self.inactive_drafters:
             lines.append(
@@ -595,30 +577,6 @@ class Adaptive(Policy):
 # ---- what the last steps were, in words ------------------------------------------------------------------------------
 
 
-def forget_drafts(step: PolicyStep) -> None:
-    """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it; the
-    drafts of some steps are counted."""
-    if len(step.ids) > LARGE_BATCH:
-        interval = min(LOOK_BACK // 2, max(1, len(step.plan) // LARGE_BATCH))
-        used = {decision.drafter for decision in step.plan.values()} if step.number % interval == 0 else ()
-        step.counts = {drafter: _counts_of(step, drafter) for drafter in used}
-        step.spans = step.verdicts = ()
-        step.drafted = step.admitted = {}
-
-
-def _counts_of(step: PolicyStep, drafter: str) -> tuple[int, ...]:
-    """Drafts that were asked for, and draft tokens that were drafted, verified and accepted."""
-    if step.counts is not None:
-        return step.counts.get(drafter, (0,) * 4)
-    asked = {seq_id for seq_id, decision in step.plan.items() if decision.drafter == drafter}
-    return (
-        len(asked),
-        sum([len(draft.tokens) for seq_id, draft in step.drafted.items() if seq_id in asked]),
-        sum([len(draft.tokens) for seq_id, draft in step.admitted.items() if seq_id in asked]),
-        sum([len(verdict.accepted) for verdict in step.verdicts if verdict.seq_id in asked]),
-    )
-
-
 def observed(steps: Iterable[PolicyStep], latency: LatencyCache) -> tuple[float | None, str]:
     """Tokens a second over those that plain decoding would have yielded, in the steps that computed no prompts (None if
     there was none); and the same in words."""
@@ -637,6 +595,10 @@ def observed(steps: Iterable[PolicyStep], latency: LatencyCache) -> tuple[float 
     if 0 < len(without) < len(timed):
         text += f"; {len(without)} of them had no drafts and took {1e3 * sum(without) / len(without):.2f} ms"
         text += " on average" if len(without) > 1 else ""
+    if verified := sum([record.drafted for record, _, _ in timed]):
+        accepted = sum([record.accepted for record, _, _ in timed])
+        counts = f"{_count(verified, 'draft token')} verified, {accepted} accepted"
+        text += f". {counts} ({accepted / verified:.0%} of these)"
     return speed, text + "."
 
 
@@ -681,24 +643,11 @@ def _use(step: PolicyStep, states: Sequence[PlannedSequence], drafter: str, *, k
     plain = [state for state in states if state.seq_id not in planned]
     if not users:
         text = f"{drafter}: not used. Its first token would be accepted {rate(plain)}, and drafting one for every "
-        return text + f"sequence would take {1e3 * seconds:.2f} ms besides the rows"
+        return text + f"sequence would take {1e3 * seconds:.2f} ms besides the rows."
     deep = sorted({step.plan[state.seq_id].depth for state in users})
     text = f"{drafter}: depth {deep[0]}{f' to {deep[-1]}' * (len(deep) > 1)} for {_count(len(users), 'sequence')} "
     text += f"(forecast: first token accepted {rate(users)})"
-    return text + (f"; {_count(len(plain), 'sequence')} without drafts (there {rate(plain)})" if plain else "")
-
-
-def _counts(latest: Iterable[PolicyStep], drafter: str) -> str:
-    """The counts of the latest steps together, as far as they were counted."""
-    each = [_counts_of(step, drafter) for step in latest]
-    requested, drafted, verified, accepted = map(sum, zip((0,) * 4, *each, strict=True))
-    if not requested:
-        return "Observed lately: it was not asked."
-    share = f" ({accepted / verified:.0%} of these)" if verified else ""
-    return (
-        f"Observed lately: asked for {_count(requested, 'draft')}, {drafted} tokens drafted, "
-        f"{verified} verified, {accepted} accepted{share}."
-    )
+    return text + (f"; {_count(len(plain), 'sequence')} without drafts (there {rate(plain)})." if plain else ".")
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,9 +10,10 @@ from wager.kernels import _native
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
 UPDATE_INTERVAL = 4  # steps between updates of what changes slowly: goodput, cost of a row, latency, an empty plan
+PAUSE = 8  # steps between decisions where nothing drafts
 SLOW_INTERVAL = 32  # steps between plans, and between ageings; a drafter that none wanted that long is inactive
 LONGEST_INTERVAL = 128  # steps between decisions that nothing depends on: plans without drafts, looks at what rows cost
-EARLY_STEPS = 64  # first steps, in which nothing is left out
+EARLY_STEPS = 64  # first steps, each of which is learned from
 SMOOTHING = 0.05  # weight of a new step in a running mean: about the last 20 count
 SLOW_SMOOTHING = 0.2 * SMOOTHING  # the same of a mean over many sequences, or one that spans several plans
 NEGLIGIBLE = 0.002  # share of a step: what takes or gains less is not worth a decision

@@ -10,7 +10,7 @@ before it drafts again (docs/policy.md).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -18,6 +18,7 @@ from wager.economics.acceptance import LARGE_BATCH
 from wager.economics.policy.base import (
     LONGEST_INTERVAL,
     NEGLIGIBLE,
+    PAUSE,
     SLOW_INTERVAL,
     UPDATE_INTERVAL,
     DrafterCapabilities,
@@ -27,13 +28,12 @@ from wager.types import DraftDecision
 
 EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough to notice a change within seconds
 _MAX_SAVED = 1500  # steps whose budget can accumulate, or be owed, so that a burst costs no more than a few steps
+_FIRST_SHARE, _FIRST_STEPS = 0.01, 600  # of the first steps, to measure what rows cost: as much as is saved later
 _MIN_COST = 0.005  # of a plain step: what exploration costs at least, so that it is not done in every step
 
-TRIAL = 8  # steps after a request until one may be inactive: what it guessed is compared with the tokens of these
+TRIAL = PAUSE  # steps after a request, or after it woke, until a drafter may be inactive: one of them decides
 KEEPING_S = 1e-4  # seconds that keeping states takes in a step, about, whatever the target; it goes on where negligible
 
-_DOUBTED = 8  # drafts in a row without a right guess for which the next one waits a step longer
-_LONGEST_WAIT = 64  # steps: a drafter that is right again must be noticed
 _DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ from what is believed
 _LEAST_GAIN = 0.01  # of the tokens of a plain step: what a step must be able to gain to be worth a look
@@ -47,19 +47,21 @@ def keeping_seconds(plain_seconds: float) -> float:
 
 
 class ExplorationBudget:
-    """Seconds that may be spent on exploration; `share` of the running time. `saved_up`: as many as can accumulate may
-    be spent at once, since what is learned at first helps most."""
+    """Seconds that may be spent on exploration: `share` of the running time, and `first_share` of that of the first
+    steps, since what is learned at first helps most."""
 
-    def __init__(self, share: float, *, saved_up: bool = False) -> None:
-        self._share, self._saved_up = share, saved_up
+    def __init__(self, share: float, *, first_share: float) -> None:
+        self._share, self._first_share = share, first_share
+        self._steps = 0  # taken
         self._most = 0.0
         self.seconds = 0.0  # those that are left; negative if something took longer than was expected
 
     def earn(self, seconds: float, *, steps: int) -> None:
         """`steps` steps took so long together."""
+        self._steps += steps
+        share = self._first_share if self._steps <= _FIRST_STEPS else self._share
         self._most = self._share * _MAX_SAVED * seconds / steps
-        self.seconds = self._most if self._saved_up else min(self.seconds + self._share * seconds, self._most)
-        self._saved_up = False
+        self.seconds = min(self.seconds + share * seconds, self._most)
 
     def spend(self, seconds: float, plain_seconds: float) -> bool:
         """Take `seconds` from the budget; False if it has fewer. `plain_seconds` are those of a plain step."""
@@ -112,16 +114,6 @@ class DrafterReadiness:
         waking = [drafter for drafter in self._readers if self._ready[drafter] > now] if self._readers else ()
         return self.inactive.union(waking, self.left_out) if waking or self.left_out else self.inactive
 
-    def next_change(self, now: int) -> int | None:
-        """The next step in which one that woke has seen enough, or one may be inactive again."""
-        times = [
-            time
-            for name in self._readers
-            if name not in self.inactive
-            for time in (self._ready[name], self._kept[name])
-        ]
-        return min([time for time in times if time > now], default=None)
-
     def update(self, step: PolicyStep, decisions: Mapping[str, DraftDecision]) -> None:
         """Wake the drafters that sequences are to use; the ones that nothing wanted for long become inactive."""
         if not self._readers:
@@ -171,11 +163,10 @@ class Exploration:
         share: float,
         draws_tokens: bool,
     ) -> None:
-        self.for_drafts, self.for_rows = ExplorationBudget(share), ExplorationBudget(share, saved_up=True)
+        self.for_drafts = ExplorationBudget(share, first_share=share)
+        self.for_rows = ExplorationBudget(share, first_share=_FIRST_SHARE if share else 0.0)
         self.planned_rows = 0  # draft tokens that the last step with drafts verified that did not measure
         self._drafters, self._prices, self._readiness, self._draws_tokens = drafters, prices, readiness, draws_tokens
-        self._unlucky = dict.fromkeys(drafters, 0)  # drafts in a row, made only to learn, without a right guess
-        self._last_made = dict.fromkeys(drafters, 0)  # the step in which the last of them was
         self._steps = 0  # taken
         self._sizes: dict[int, MeasuringSchedule] = defaultdict(MeasuringSchedule)  # in powers of two
         self._last_asked = 0  # the step in which it was last asked whether to measure
@@ -207,23 +198,8 @@ class Exploration:
             keeping = KEEPING_S * (capabilities.warm_up + TRIAL)
             draft = self._prices.latency.draft_seconds(drafter, 1, min(_DEPTH, capabilities.max_depth))
             affordable = keeping + draft + capabilities.catch_up_s * capabilities.warm_up <= budget.seconds
-            if affordable and budget.spend(keeping, step.plain.seconds) and not self._is_left_out(step, drafter):
+            if affordable and budget.spend(keeping, step.plain.seconds):
                 readiness.keep(step, drafter, steps=TRIAL)
-
-    def learn_draft(self, drafter: str, *, right: bool) -> None:
-        """A draft made only to learn had a right guess, or none."""
-        self._unlucky[drafter] = 0 if right else self._unlucky[drafter] + 1
-
-    def pause(self) -> int:
-        """The steps between drafts of the drafter that is asked most often, where nothing but exploration drafts."""
-        return min(_LONGEST_WAIT, min(self._unlucky.values()) // _DOUBTED)
-
-    def _is_left_out(self, step: PolicyStep, drafter: str) -> bool:
-        """Whether a draft that was paid for is not made: the longer no guess was right, the fewer are."""
-        if step.number < self._last_made[drafter] + min(_LONGEST_WAIT, self._unlucky[drafter] // _DOUBTED):
-            return True
-        self._last_made[drafter] = step.number
-        return False
 
     def _request(self, step: PolicyStep, drafter: str) -> bool:
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
@@ -242,8 +218,6 @@ class Exploration:
             gain = plain_step.goodput * plain_step.seconds / plain_step.weight - 1
             cost += gain * plain_step.seconds / len(step.candidates)
         if not self.for_drafts.spend(cost + self._prices.own.judging, plain_step.seconds):  # its step is judged
-            return False
-        if not capabilities.warm_up and self._is_left_out(step, drafter):  # one that woke for it is asked
             return False
         step.catches_up |= catch_up > 0
         step.explored_catch_up += catch_up
@@ -295,12 +269,11 @@ class Exploration:
         (rows, requests, context_sum), plain, latency = step.plain.shape, step.plain, self._prices.latency
         count, planning = len(step.candidates), self._prices.own.planning
         planned = self.planned_rows if step.plan else 0
+        usual_depth = round(planned / count) if count else 0
         new = [state for state in step.candidates if state.seq_id not in step.plan]
         every = 1 + count // LARGE_BATCH  # some sequences' forecasts are averaged
         forecast = [state for state in step.candidates[::every] if state.forecasts]
         best, best_value, cost, least_cost = None, 0.0, 0.0, _MIN_COST * plain.seconds
-        if least_cost + planning > self.for_rows.seconds:  # no such step could be paid for
-            return None, 0.0
         for drafter, capabilities in self._drafters.items() if forecast and plain.goodput > 0 else ():
             each = [state.forecasts[drafter][state.row] for state in forecast]
             width = min(map(len, each))
@@ -313,7 +286,7 @@ class Exploration:
                 * (extra[count * depth] + (missed + latency.draft_seconds(drafter, count, depth)) * (depth > 0))
                 for depth, reached in enumerate(accumulate(survival, initial=0.0))
             ]
-            usual = _between(profits, planned / count)
+            usual = profits[min(usual_depth, width)]
             deviations = latency.model.difference_deviations(
                 rows + planned,
                 [rows + count * depth for depth in range(width + 1)],
@@ -325,18 +298,10 @@ class Exploration:
                     continue  # else what is cheap to measure would be measured again and again, and the rest never
                 loss = max((usual - profit) / plain.goodput, least_cost) + planning
                 hoped = profit - usual + plain.goodput * _PLAUSIBLE * deviation
-                if depth > planned / count:  # rows are free at best
+                if depth > usual_depth:  # rows are free at best
                     hoped = min(hoped, profit - usual + plain.goodput * extra[count * depth])
                 least = max(_LEAST_GAIN * plain.weight, plain.goodput * loss / _REPAID)
                 worth = hoped > least and loss <= self.for_rows.seconds
-                if worth and hoped > best_value * loss and abs(depth - planned / count) >= 0.5:  # nearer is the plan
+                if worth and hoped > best_value * loss and depth != usual_depth:
                     best, best_value, cost = DraftDecision(depth, drafter), hoped / loss, loss
         return best, cost
-
-
-def _between(values: Sequence[float], index: float) -> float:
-    """The value at an index that need not be whole, on the line between its neighbours; of the last one beyond it."""
-    left = int(index)
-    if left >= len(values) - 1:
-        return values[-1]
-    return (values[left + 1] - values[left]) * (index - left) + values[left]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
-from operator import mul
 
 from wager.economics.options import DEFAULT_THRESHOLD
 from wager.economics.policy.base import SMOOTHING, Policy, longest_that_fits, truncate_to
@@ -38,16 +36,14 @@ class FixedDepth(Policy):
 
 _TARGET = 0.8  # acceptance rate at which the threshold stays where it is
 _STEP, _LOWEST = 0.01, 0.02  # change of the threshold in a step with drafts, and how near it comes to 0 and to 1
-_UNTESTED_SMOOTHING = 0.0025  # a depth that is not tested follows the one above, and is tested again in some 100 steps
 
 
 class Threshold(FixedDepth):
     """A draft token is verified while the likelihood of the draft up to it is at least a threshold.
 
-    The likelihood is the drafter's own (Draft.scores), or the running survival of the depth for drafts without scores.
-    Drafting ends there too: the threshold is passed on as min_survival, so that a drafter that makes a pass for each
-    token stops after the first unlikely one; drafts without scores are requested only as deep as survival lasts, of
-    one token at least, so that survival is observed again.
+    The likelihood is the drafter's own (Draft.scores); drafts without scores are verified as they are. Drafting ends
+    there too: the threshold is passed on as min_survival, so that a drafter that makes a pass for each token stops
+    after the first unlikely one.
     The threshold adapts as in AdaEDL (arXiv 2410.18351): it rises while fewer than 80 % of the verified tokens are
     accepted and falls while more are, and in steps whose drafts were all too unlikely, which show nothing. Under
     another rule than `match`, drafts sampled from draft_probs are not truncated, since the length would depend on the
@@ -63,33 +59,20 @@ class Threshold(FixedDepth):
         self.threshold = threshold
         self._exact = RULES[rule].needs_draft_probs
         self._acceptance_rate, self._verified = _TARGET, 0
-        self._scored = self._all_scored = True  # whether any, and all, of the last drafts had scores
-        self._rates = [_TARGET] * depth  # running acceptance rate by depth, given that the token above was accepted
         self._admitted: Mapping[str, Draft] = {}
         self._drafted = False  # whether the step has drafts
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        deepest = self.depth if self._scored else max(1, self._likely_depth())
         planned = super().plan(spans, budget)
         # one decision for each depth: a batch may have a thousand sequences
         made = {
-            depth: DraftDecision(min(depth, deepest), self.drafter, self.threshold)
+            depth: DraftDecision(depth, self.drafter, self.threshold)
             for depth in {decision.depth for decision in planned.values()}
         }
         return {seq_id: made[decision.depth] for seq_id, decision in planned.items()}
 
-    def _likely_depth(self) -> int:
-        """The depth down to which the running survival is at least the threshold."""
-        return next((node for node, value in enumerate(self._survival()) if value < self.threshold), self.depth)
-
-    def _survival(self) -> list[float]:
-        return list(accumulate(self._rates, mul))
-
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         self._drafted = bool(drafts)
-        if drafts:
-            scored = sum([bool(draft.scores) for draft in drafts.values()])
-            self._scored, self._all_scored = scored > 0, scored == len(drafts)
         likely = self._likely_length
         kept = {seq_id: draft.truncate(size) for seq_id, draft in drafts.items() if (size := likely(draft))}
         self._admitted = truncate_to(kept, budget)
@@ -98,13 +81,8 @@ class Threshold(FixedDepth):
     def learn(self, verdicts: Iterable[Verdict]) -> None:
         verified = total = 0
         for verdict in verdicts:
-            size, accepted = len(self._admitted.get(verdict.seq_id, ())), len(verdict.accepted)
-            verified, total = verified + size, total + accepted
-            for node in range(self.depth if size and not self._all_scored else 0):
-                tested = node <= accepted and node < size
-                target = float(node < accepted) if tested else self._rates[max(0, node - 1)]
-                smoothing = SMOOTHING if tested else _UNTESTED_SMOOTHING
-                self._rates[node] += smoothing * (target - self._rates[node])
+            verified += len(self._admitted.get(verdict.seq_id, ()))
+            total += len(verdict.accepted)
         if verified:
             smoothing = 2 * SMOOTHING if self._verified else 1.0
             self._verified += verified
@@ -122,13 +100,10 @@ class Threshold(FixedDepth):
 
     def _likely_length(self, draft: Draft) -> int:
         """Nodes before the first unlikely one (of a tree too, whose parents precede their children)."""
-        if self._exact and draft.draft_probs is not None:
+        if not draft.scores or (self._exact and draft.draft_probs is not None):
             return len(draft)
-        if len(draft.scores) == len(draft.tokens):
-            threshold = self.threshold
-            for node, value in enumerate(draft.scores):
-                if value < threshold:
-                    return node
-            return len(draft.scores)
-        deepest = max(1, self._likely_depth())  # one at least: what is never verified is never found to be right
-        return next((node for node, depth in enumerate(draft.depths) if depth > deepest), len(draft))
+        threshold = self.threshold
+        for node, value in enumerate(draft.scores):
+            if value < threshold:
+                return node
+        return len(draft)

@@ -2,8 +2,7 @@
 a drafter's guesses go on being accepted as they were.
 
 Every draft token that can be compared with an emitted token is an observation, verified or not: the token after the
-verified ones shows whether the next draft token was right, and a draft that was right so far is compared with the
-tokens of later steps. Depths that were not reached stay unobserved.
+verified ones shows whether the next draft token was right. Depths that were not reached stay unobserved.
 
 A drafter that was good and is so no more for any text (a head beside another target, a store of other texts) would be
 tried again by each new one: it is reported, and not used until it recovers. Each draft shows whether a first guess
@@ -15,11 +14,10 @@ as rarely as that by a drafter that is what it was; that of a collapse must come
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 
 from wager.economics.acceptance import AcceptanceModel
-from wager.economics.policy.base import EARLY_STEPS, SLOW_INTERVAL, UPDATE_INTERVAL
+from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
 from wager.economics.policy.state import PlannedSequence, PolicyStep, Prices
 from wager.kernels import _native
 from wager.types import Draft, DraftDecision, StepRecord, Verdict
@@ -37,28 +35,21 @@ _SHARE = 0.49  # of that, what one sequence may count for: it takes three
 _MOST_SEEN = 8  # drafts of one step that are looked at
 
 
-class DeferredLearning:
-    """Collects observations for `models` (by drafter), and applies them every few steps: `pending` are these calls."""
+class Learning:
+    """Learns for `models` (by drafter) and for prices, of some drafts and steps."""
 
     def __init__(self, models: Mapping[str, AcceptanceModel], prices: Prices, *, draws_tokens: bool) -> None:
         """`draws_tokens`: under a rule that draws from draft_probs, what is accepted need not be what is emitted."""
         self._models, self._prices, self._draws_tokens = models, prices, draws_tokens
-        self._turn = self._drafts = self._learned = 0
-        self._next_record = 0.0  # the step from which one is learned from again
+        self._turn = self._drafts = 0
+        self._next_record = 0  # the step from which one is learned from again
         self._unlearned: StepRecord | None = None  # of the last step, if it is not learned from
-        self.pending: list[Callable[[], None]] = []
-        self._remaining: dict[str, PlannedSequence] = {}  # sequences whose last draft may be compared further
 
-    def add_verdicts(self, step: PolicyStep) -> list[tuple[str, bool]]:
-        """A step's verdicts; of drafts that were made for exploration the drafter, and whether a guess was right."""
-        if self._remaining:  # drafts that no newer one follows are compared further
-            self._remaining = {seq_id: state for seq_id, state in self._remaining.items() if seq_id not in step.plan}
-            for verdict in step.verdicts if self._remaining else ():
-                if (state := self._remaining.get(verdict.seq_id)) is not None:
-                    self.pending.append(partial(self._compare_remaining, state, verdict.tokens))
+    def add_verdicts(self, step: PolicyStep) -> bool:
+        """A step's verdicts. Whether a guess of a draft that was made for exploration was right."""
         sampled: list[Verdict] = []  # some in rotation, now and then, and all of exploration
         early = self._drafts < _EARLY_DRAFTS
-        if step.plan and step.number % round(self._prices.own.pace) == 0:
+        if step.plan and step.number % (self._prices.own.update_interval // UPDATE_INTERVAL) == 0:
             interval = max(1, len(step.plan) // (_EARLY_DRAFTS // 4 if early else _MAX_DRAFTS))
             self._turn += 1
             sampled = list(step.verdicts[self._turn % interval :: interval])
@@ -71,48 +62,37 @@ class DeferredLearning:
             if state is None or decision is None:
                 continue
             draft = step.drafted.get(verdict.seq_id)
-            self.pending.append(partial(self._learn_draft, state, decision, draft, verdict, shifts=shifts > 0))
-            self._remaining[verdict.seq_id] = state
+            self._learn_draft(state, decision, draft, verdict, shifts=shifts > 0)
             shifts -= 1
-        drafts = [
-            (step.drafted[verdict.seq_id], verdict.tokens) for verdict in explored if verdict.seq_id in step.drafted
-        ]
-        return [(step.plan[draft.seq_id].drafter, bool(_native.compare(draft, tokens)[1])) for draft, tokens in drafts]
+        return any(
+            verdict.seq_id in step.drafted and _native.compare(step.drafted[verdict.seq_id], verdict.tokens)[1]
+            for verdict in explored
+        )
 
     def add_record(self, step: PolicyStep, record: StepRecord) -> None:
         """What a step took; it is learned from every few steps, and those beside one that measures: what slows the
         machine for a while slows them as much."""
         number, measures, observe = step.number, step.measured_depth is not None, self._prices.latency.model.observe
         if measures and self._unlearned is not None:
-            self.pending.append(partial(observe, self._unlearned))
+            observe(self._unlearned)
         self._unlearned = None
         if measures or number >= self._next_record:
-            interval = 1.0 if number < EARLY_STEPS else UPDATE_INTERVAL * self._prices.own.pace
-            self._next_record = number + 1 if measures else max(self._next_record, number - 1) + interval
-            self.pending.append(partial(observe, record))
+            every = measures or number < EARLY_STEPS
+            self._next_record = number + (1 if every else self._prices.own.update_interval)
+            observe(record)
         else:
             self._unlearned = record
-        if number >= self._learned + SLOW_INTERVAL:
-            self.learn(number)
 
     def end_sequence(self, state: PlannedSequence) -> None:
-        self._remaining.pop(state.seq_id, None)
-        self.pending += [partial(model.end_sequence, state.acceptance[name]) for name, model in self._models.items()]
-
-    def learn(self, now: int) -> None:
-        """Learn in step number `now` from all that was collected, in order."""
-        self._learned = now
-        for learn in self.pending:
-            learn()
-        self.pending.clear()
-        self._remaining = {seq_id: state for seq_id, state in self._remaining.items() if state.remaining is not None}
+        for name, model in self._models.items():
+            model.end_sequence(state.acceptance[name])
 
     def _learn_draft(
         self, state: PlannedSequence, decision: DraftDecision, draft: Draft | None, verdict: Verdict, *, shifts: bool
     ) -> None:
         """`shifts`: the shift of survival by scores is learned too."""
         drawn = self._draws_tokens and draft is not None and draft.draft_probs is not None
-        more = self._models[decision.drafter].learn_draft(
+        self._models[decision.drafter].learn_draft(
             state.acceptance[decision.drafter],
             draft,
             verdict.tokens,
@@ -121,19 +101,6 @@ class DeferredLearning:
             stops_early=decision.min_survival > 0,
             forecast=state.forecasts[decision.drafter][state.row] if shifts and state.forecasts else None,
         )
-        state.remaining = (decision.drafter, draft.tokens, len(verdict.tokens)) if draft is not None and more else None
-
-    def _compare_remaining(self, state: PlannedSequence, emitted: Sequence[int]) -> None:
-        """Compare what is left of a draft with the tokens of a step without a draft."""
-        if state.remaining is None:
-            return
-        drafter, tokens, known = state.remaining
-        right, last = known, min(len(tokens), known + len(emitted))
-        while right < last and tokens[right] == emitted[right - known]:
-            right += 1
-        tested = min(right + 1, last)
-        self._models[drafter].learn_round(state.acceptance[drafter], accepted=right, tested=tested, known=known)
-        state.remaining = (drafter, tokens, right) if right == last < len(tokens) else None
 
 
 # ---- collapse -------------------------------------------------------------------------------------------------------

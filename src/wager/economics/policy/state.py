@@ -13,12 +13,11 @@ from typing import Literal, NamedTuple, get_args
 
 from wager.economics.latency import LatencyCache, LatencyModel, Table
 from wager.economics.options import Objective
-from wager.economics.policy.base import EARLY_STEPS, SLOW_SMOOTHING, SMOOTHING, UPDATE_INTERVAL, DrafterCapabilities
+from wager.economics.policy.base import SLOW_SMOOTHING, SMOOTHING, UPDATE_INTERVAL, DrafterCapabilities
 from wager.kernels import _native
 from wager.types import Draft, DraftDecision, Span, StepRecord, Verdict
 
 ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
-_SIMILAR = 16  # a batch counts as the same if at most one in this many sequences came, and at most as many ended
 _BUDGET = 0.015  # of a step's seconds for the policy: to keep to it learning is slowed down
 _PLANNING_BUDGET = 0.005  # the share of it for planning
 _MAX_PACE = 4.0  # the most by which learning is slowed down
@@ -73,7 +72,6 @@ class PlannedSequence:
     known_before: bool = False  # whether it was a candidate before the last plan
     computed_before: bool = False  # whether a drafter that weighs prices has computed guesses for it
     unjudged: bool = False  # its last draft was verified whatever its scores
-    remaining: tuple[str, Sequence[int], int] | None = None  # drafter and tokens of a draft whose first n were right
 
     def catch_up_seconds(self, drafter: str, capabilities: DrafterCapabilities) -> float:
         """What a drafter with a cache of its own takes to process the tokens of the sequence that it missed."""
@@ -85,9 +83,8 @@ class PolicyStep:
     """A step as the policy decides it. Most steps repeat a plan and set little; an object that is made after a pass of
     the target takes longer the more it holds."""
 
-    spans: Sequence[Span] = ()  # of the sequences that decode; none where planning was skipped
+    spans: Sequence[Span] = ()  # of the sequences that decode; none where planning is skipped since none draft
     ids: Sequence[str] = ()  # of the sequences that decode
-    skipped: bool = False  # planning was skipped: no sequence drafts, as in the last plan
     measured_depth: int | None = None  # the depth to which all draft, and all is verified, to measure what that takes
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
     kind: StepKind = "plain"  # what the policy's own seconds are counted as
@@ -100,7 +97,6 @@ class PolicyStep:
     computed: Mapping[str, int] = _NONE_COMPUTED  # guesses, for sequences whose drafter decides itself how many
     verdicts: Sequence[Verdict] = ()
     record: StepRecord | None = None  # what it took
-    counts: Mapping[str, tuple[int, ...]] | None = None  # by drafter (`explain`), where its drafts are not kept
 
     def __init__(
         self, number: int = 0, states: Mapping[str, PlannedSequence] = _NO_STATES, *, plain: PlainStep = _NO_PLAIN_STEP
@@ -115,8 +111,6 @@ class PolicyStep:
         step.ids = self.ids
         if self.repeated_plan:
             step.plan, step.spans = self.repeated_plan, spans
-        else:
-            step.skipped = True
         return step
 
     @cached_property
@@ -213,15 +207,14 @@ class Goodput:
         """Weighted tokens that one more row must bring; None before a step of that size was recorded."""
         return self._row_cost.get(decoding.bit_length())
 
-    def record(self, decoding: int, *, expected: float, plain: float, row_cost: float, steps: int) -> None:
-        """A step of `decoding` sequences, for those of the last `steps`: the weighted tokens expected of it, those that
+    def record(self, decoding: int, *, expected: float, plain: float, row_cost: float) -> None:
+        """A step of `decoding` sequences, for the last UPDATE_INTERVAL: the weighted tokens expected of it, those that
         plain decoding would yield in its seconds, and what one more row costs."""
-        size, kept = decoding.bit_length(), (1 - SMOOTHING) ** (steps / UPDATE_INTERVAL)
-        weight = (1 - kept) / SMOOTHING
-        self._expected[size] = weight * expected + kept * self._expected[size]
-        self._plain[size] = weight * plain + kept * self._plain[size]
+        size, kept = decoding.bit_length(), 1 - SMOOTHING
+        self._expected[size] = expected + kept * self._expected[size]
+        self._plain[size] = plain + kept * self._plain[size]
         before = self._row_cost.get(size, row_cost)
-        self._row_cost[size] = before + (1 - (1 - SMOOTHING) ** steps) * (row_cost - before)
+        self._row_cost[size] = before + UPDATE_INTERVAL * SMOOTHING * (row_cost - before)
 
 
 def cost_of_a_row(extra: Sequence[float], *, rows: int, cut: float | None, goodput: float) -> float:
@@ -244,27 +237,23 @@ class PolicySeconds:
     them they are 0, and nothing is slowed down."""
 
     def __init__(self) -> None:
-        self.pace = 1.0  # by how much fewer steps than usual it learns from
+        self._pace = 1.0  # by how much fewer steps than usual it learns from
         self._means = {kind: [0.0, 0] for kind in get_args(StepKind)}  # seconds, and steps that they are the mean of
         self._step_seconds = 0.0
         self._share = 0.0
-        self._steps = 0
-        self._last = ""
+        self.update_interval = UPDATE_INTERVAL  # steps between updates, more where all of the policy takes long
 
     def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
         """A step of `step_seconds`, `seconds` of them the policy's."""
         mean = self._means[kind]
-        # judging after steps without it finds the caches cold, so that more does not show what it would take every time
-        if kind != "judged" or self._last == kind or seconds < mean[0] or not mean[1]:
-            mean[1] += 1
-            mean[0] += max(SMOOTHING, 1 / mean[1]) * (seconds - mean[0])  # at first a plain mean
-        self._last = kind
+        mean[1] += 1
+        mean[0] += max(SMOOTHING, 1 / mean[1]) * (seconds - mean[0])  # at first a plain mean
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
-        self._steps += 1
-        if self._steps > EARLY_STEPS and step_seconds > 0:
+        if step_seconds > 0:
             self._share += SLOW_SMOOTHING * (seconds / step_seconds - self._share)
             over = min(2.0, self._share / _BUDGET) - 1
-            self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + SMOOTHING * over)))
+            self._pace = min(_MAX_PACE, max(1.0, self._pace * (1 + SMOOTHING * over)))
+            self.update_interval = round(UPDATE_INTERVAL * self._pace)
 
     @property
     def planning(self) -> float:
@@ -310,16 +299,13 @@ class Prices:
         self.goodput = Goodput()
         self.own = PolicySeconds()
         self._next_plain = 0  # the step in which a plain one is computed anew
-        self._next_drafting = float(UPDATE_INTERVAL)  # the step from which drafting is learned from again
+        self._next_drafting = UPDATE_INTERVAL  # the step from which drafting is learned from again
 
-    def plain_step(self, step: PolicyStep, spans: Sequence[Span], *, new: int) -> PlainStep:
-        """The step without drafts, with `spans` in all, in which `new` sequences decode for the first time. It changes
-        slowly, so it is computed anew every few steps while the batch stays about the same."""
+    def plain_step(self, step: PolicyStep, spans: Sequence[Span]) -> PlainStep:
+        """The step without drafts, with `spans` in all. It changes slowly, so it is computed anew every few steps while
+        as many sequences decode and no prompts are computed."""
         (rows, before, _), count, decoding = step.plain.shape, len(spans), len(step.ids)
-        few = before // _SIMILAR
-        decodes = decoding == count and rows == before  # no prompts are computed, now as then
-        similar = decodes and new <= few and -few <= count - before <= few
-        if similar and step.number < self._next_plain:
+        if step.number < self._next_plain and rows == before == count == decoding:
             return step.plain
         self._next_plain = step.number + UPDATE_INTERVAL
         if not decoding:
@@ -346,7 +332,7 @@ class Prices:
         passes = {drafter: [n for n in depths if n] for drafter, depths in step.passes().items() if any(depths)}
         if not passes:  # what was made took no pass, so it says nothing of what one takes
             return
-        self._next_drafting = step.number + UPDATE_INTERVAL * self.own.pace
+        self._next_drafting = step.number + self.own.update_interval
         expected = self.drafting(passes)
         for drafter, depths in passes.items():
             count, depth = len(depths), max(depths)
