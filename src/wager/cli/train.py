@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 KINDS = ("eagle3", "dspark", "medusa", "pruned", "store")
 _DRAFTERS = {"eagle3": "eagle3", "dspark": "dflash", "medusa": "medusa", "pruned": "model"}
 """The drafter that runs what is trained, by its kind."""
-_OF_TRAINING = ("passes", "steps", "batch", "longest", "layers", "inner", "state_norms", "loss", "rate", "vocabulary")
-_OF_TRAINING += ("taps", "begin_with", "rounded", "device", "precision", "save_every")
+_OF_TRAINING = (
+    *("passes", "steps", "batch", "longest", "layers", "inner", "state_norms", "loss", "rate", "vocabulary"),
+    *("taps", "begin_with", "rounded", "device", "precision", "save_every"),
+)
 _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "eagle3": ("size", "layers"),
     "dspark": ("size", "state_norms"),
