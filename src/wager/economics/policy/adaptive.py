@@ -482,14 +482,16 @@ class Adaptive(Policy):
             if verdict.seq_id in step.states:
                 weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
         if self._learning.add_verdicts(step) and not self._speculates:
-            self._next_plan = min(self._next_plan, self._planned.number + UPDATE_INTERVAL)
+            soon = max(UPDATE_INTERVAL, round(self._prices.own.interval(self._prices.own.planning)))
+            self._next_plan = min(self._next_plan, self._planned.number + soon)
 
     def _learn_record(self, step: PolicyStep, record: StepRecord) -> float:
         """Learn what a step took; its seconds, all stages together."""
         prices, seconds, drafting = self._prices, sum(record.seconds.values()), record.seconds.get(DRAFT_STAGE, 0.0)
         if prices.weights.learns:
             prices.weights.observe(seconds)
-        prices.own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
+        own = record.seconds.get(POLICY_STAGE, 0.0)
+        prices.own.observe(own, step_seconds=seconds, kind=step.kind)
         self._learning.add_record(step, record)
         if step.measured_depth is not None:
             prices.latency.clear()
@@ -497,8 +499,9 @@ class Adaptive(Policy):
         elif step.plan:
             self._exploration.planned_rows = record.drafted
         if step.explored:  # which drafter of the step took longer than expected is not known
-            expected = prices.drafting(step.passes()) + step.explored_catch_up
-            self._exploration.for_drafts.charge(max(0.0, drafting - expected))
+            late = max(0.0, drafting - prices.drafting(step.passes()) - step.explored_catch_up)
+            judging = 0.0 if self._speculates else max(0.0, own - prices.own.resting)
+            self._exploration.for_drafts.charge(late + judging)
         for seq_id, computed in step.computed.items():
             if computed and (state := step.states.get(seq_id)) is not None and not state.computed_before:
                 state.computed_before = step.catches_up = True  # the prompt, too

@@ -217,7 +217,7 @@ class Exploration:
         if not plain:  # what the other drafter's tokens would have gained, in seconds of plain decoding
             gain = plain_step.goodput * plain_step.seconds / plain_step.weight - 1
             cost += gain * plain_step.seconds / len(step.candidates)
-        if not self.for_drafts.spend(cost + self._prices.own.judging, plain_step.seconds):  # its step is judged
+        if not self.for_drafts.spend(cost, plain_step.seconds):
             return False
         step.catches_up |= catch_up > 0
         step.explored_catch_up += catch_up

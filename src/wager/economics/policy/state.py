@@ -261,6 +261,11 @@ class PolicySeconds:
         return self._means["planned"][0]
 
     @property
+    def resting(self) -> float:
+        """The same in a step without drafts."""
+        return self._means["plain"][0]
+
+    @property
     def judging(self) -> float:
         """Seconds of judging the drafts of a step; before a step without it was timed, half of a judged step's."""
         judged, (unjudged, count) = self._means["judged"][0], self._means["unjudged"]
