@@ -229,8 +229,9 @@ def test_recycling_reads_logits_and_a_prediction_is_followed() -> None:
 
 def test_metrics_have_depths_reasons_and_what_acceptance_needs(tmp_path: Path) -> None:
     vllm = start()
-    for seed in range(3):
+    for seed in range(2):
         vllm.add(f"r{seed}", request(seed, tokens=300))
+    vllm.add("r2", ScriptedRequest([1], list(range(100, 400))))  # nothing is seen twice, so there is no guess
     vllm.run(35)
     vllm.clock.advance(2.0)
     vllm.run()
