@@ -286,6 +286,25 @@ def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
     assert wins == ["one"] * 4 + ["two"] * 4
 
 
+@pytest.mark.parametrize("steps", [67, 64, 65, 66])
+def test_a_request_that_follows_another_is_planned_by_its_own_weight_and_prompt(steps: int) -> None:
+    """What plain decoding yields is computed anew every few steps: not only then where the batch is another."""
+    policy = adaptive(Machine(), weights={"a": 1.0, "b": 0.125})
+
+    def step(span: Span) -> None:
+        policy.plan([span], BUDGET)
+        policy.admit({}, BUDGET)
+        policy.learn([])
+        policy.observe(StepRecord(len(span.tokens), 1, 0, 0, 1, {"forward": 5e-3}, (span.num_computed_tokens,)))
+
+    for number in range(steps):
+        step(Span("a", 100 + number, (0,), True, DEPTH))
+    policy.end("a")
+    step(Span("b", 10, tuple(range(500)), True, DEPTH))
+    assert policy.step.plain.shape == (500, 1, 10)
+    assert policy.step.plain.weight == 0.125
+
+
 def test_the_seconds_of_catching_up_count_before_a_drafter_is_used_again() -> None:
     surface = Machine({"d": 1e-4})
 

@@ -97,7 +97,7 @@ class Adaptive(Policy):
 
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, PlannedSequence] = {}
-        self._ended: list[str] = []  # of these, since the last step was planned
+        self._ended: dict[str, None] = {}  # of these, since the last step was planned
         self._ids: Sequence[str] = ()  # of the sequences of the last step
         # The step that `admit`, `learn` and `observe` belong to: the last one, unless an engine with several steps in
         # flight sets it. And the last step that did not repeat a plan.
@@ -131,8 +131,8 @@ class Adaptive(Policy):
     def end(self, sequence: str) -> None:
         self._request_weights.pop(sequence, None)
         self._decisions.pop(sequence, None)
-        if sequence in self._sequences and sequence not in self._ended:
-            self._ended.append(sequence)
+        if sequence in self._sequences:
+            self._ended[sequence] = None
 
     def leave_out(self, drafters: frozenset[str]) -> None:
         self._readiness.left_out = drafters
@@ -169,17 +169,16 @@ class Adaptive(Policy):
             for seq_id in self._ended:
                 self._learning.end_sequence(self._sequences.pop(seq_id))
             self._changes += len(self._ended)
-            self._ended = []
+            self._ended = {}
         if now // SLOW_INTERVAL > before.number // SLOW_INTERVAL:
             self._prices.latency.clear()  # contexts have grown
             for model in self.acceptance.values():
                 model.age()
         step = self.step = self._planned = PolicyStep(now, self._sequences, plain=self.step.plain)
         self._repeats_until = 0
-        self._find_sequences(step, spans)
+        changed = self._find_sequences(step, spans)
         if not step.spans or not self._drafters:
             return {}
-        changed = 2 * self._changes >= len(step.ids)
         if (now >= self._next_plan or changed) and step.candidates:
             self._learn_steps()
             readiness.note_drafted(step, self._decisions)
@@ -207,14 +206,17 @@ class Adaptive(Policy):
             }
         return step.plan
 
-    def _find_sequences(self, step: PolicyStep, spans: Sequence[Span]) -> None:
-        """Which sequences decode; those that were not known before are started."""
+    def _find_sequences(self, step: PolicyStep, spans: Sequence[Span]) -> bool:
+        """Which sequences decode; those that were not known before are started. Whether as many have come or ended
+        since the last plan as are half of the batch."""
         self._ids = step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
         for seq_id in ids:
             if seq_id not in self._sequences:
                 self._start_sequence(step, seq_id)
-        step.plain = self._prices.plain_step(step, spans)
+        changed = 2 * self._changes >= len(ids)
+        step.plain = self._prices.plain_step(step, spans, changed=changed)
+        return changed
 
     def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
         weight, tokens = self._request_weights.pop(seq_id, 1.0), self._prices.weights.mean_tokens

@@ -306,11 +306,11 @@ class Prices:
         self._next_plain = 0  # the step in which a plain one is computed anew
         self._next_drafting = UPDATE_INTERVAL  # the step from which drafting is learned from again
 
-    def plain_step(self, step: PolicyStep, spans: Sequence[Span]) -> PlainStep:
+    def plain_step(self, step: PolicyStep, spans: Sequence[Span], *, changed: bool) -> PlainStep:
         """The step without drafts, with `spans` in all. It changes slowly, so it is computed anew every few steps while
-        as many sequences decode and no prompts are computed."""
+        as many sequences decode, mostly the same ones (else `changed`), and no prompts are computed."""
         (rows, before, _), count, decoding = step.plain.shape, len(spans), len(step.ids)
-        if step.number < self._next_plain and rows == before == count == decoding:
+        if step.number < self._next_plain and rows == before == count == decoding and not changed:
             return step.plain
         self._next_plain = step.number + UPDATE_INTERVAL
         if not decoding:
