@@ -286,6 +286,32 @@ def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
     assert wins == ["one"] * 4 + ["two"] * 4
 
 
+@pytest.mark.parametrize("warm_up", [1, 16])
+@pytest.mark.parametrize("own", [0.001, 0.05])  # share of a step for the policy: of the latter it decides every 16th
+def test_a_drafter_that_wakes_to_be_tried_beside_one_that_is_used_drafts(own: float, warm_up: int) -> None:
+    """It once woke without the seconds for a draft, was inactive again before a decision, or lost its draft to the
+    drafter that the sequence uses, which was explored there too."""
+    surface, rates = Machine({"used": 1e-5, "tried": 1e-4}), {"used": always(0.6), "tried": always(0.0)}
+    drafters = {"used": DrafterCapabilities(DEPTH), "tried": DrafterCapabilities(DEPTH, warm_up=warm_up)}
+    policy = Adaptive(surface, drafters=drafters)
+    simulation, observe = SimulatedSequences(policy, surface, rates, names(4)), policy.observe
+
+    def observe_timed(record: StepRecord) -> None:
+        taken = own * sum(record.seconds.values())
+        observe(record._replace(seconds={**record.seconds, "policy": taken}))
+
+    policy.observe = observe_timed  # type: ignore[method-assign]
+    drafted, woke, inactive = simulation.run(1000).drafted["tried"], 0, True
+    for _ in range(3000):
+        simulation.step()
+        woke, inactive = woke + (inactive and not policy.inactive_drafters), bool(policy.inactive_drafters)
+        planned = policy.step.repeated_plan
+        for name in policy.step.explored & planned.keys():
+            assert policy.step.plan[name].drafter != planned[name].drafter
+    assert woke > 10
+    assert simulation.drafted["tried"] - drafted >= woke - 1
+
+
 @pytest.mark.parametrize("steps", [67, 64, 65, 66])
 def test_a_request_that_follows_another_is_planned_by_its_own_weight_and_prompt(steps: int) -> None:
     """What plain decoding yields is computed anew every few steps: not only then where the batch is another."""

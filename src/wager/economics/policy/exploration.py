@@ -31,7 +31,7 @@ _MAX_SAVED = 1500  # steps whose budget can accumulate, or be owed, so that a bu
 _FIRST_SHARE, _FIRST_STEPS = 0.01, 600  # of the first steps, to measure what rows cost: as much as is saved later
 _MIN_COST = 0.005  # of a plain step: what exploration costs at least, so that it is not done in every step
 
-TRIAL = PAUSE  # steps after a request, or after it woke, until a drafter may be inactive: one of them decides
+TRIAL = PAUSE  # steps after a request until a drafter may be inactive: at least, after it woke
 KEEPING_S = 1e-4  # seconds that keeping states takes in a step, about, whatever the target; it goes on where negligible
 
 _DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
@@ -195,29 +195,46 @@ class Exploration:
                 break
         for drafter in [name for name in self._drafters if name in readiness.inactive]:
             capabilities = self._drafters[drafter]
-            keeping = KEEPING_S * (capabilities.warm_up + TRIAL)
-            draft = self._prices.latency.draft_seconds(drafter, 1, min(_DEPTH, capabilities.max_depth))
-            affordable = keeping + draft + capabilities.catch_up_s * capabilities.warm_up <= budget.seconds
-            if affordable and budget.spend(keeping, step.plain.seconds):
-                readiness.keep(step, drafter, steps=TRIAL)
+            keeping = KEEPING_S * (capabilities.warm_up + self._trial)
+            look = self._look(step, drafter)
+            if look is None or keeping + look[2] + capabilities.catch_up_s * capabilities.warm_up > budget.seconds:
+                continue
+            if budget.spend(keeping, step.plain.seconds):
+                readiness.keep(step, drafter, steps=self._trial)
 
-    def _request(self, step: PolicyStep, drafter: str) -> bool:
-        """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
+    @property
+    def _trial(self) -> int:
+        """Steps after it is ready until a drafter that woke may be inactive again: in one of them it is asked."""
+        return max(TRIAL, self._prices.own.update_interval)
+
+    def _look(self, step: PolicyStep, drafter: str) -> tuple[PlannedSequence, int, float] | None:
+        """The sequence that the drafter last drafted for the longest time ago, how deep it would draft for it, and what
+        that would cost, in seconds, without catching up; None where it, or exploration, has every sequence."""
         plan, latency, plain_step, capabilities = step.plan, self._prices.latency, step.plain, self._drafters[drafter]
         plain = [state for state in step.candidates if state.seq_id not in plan]
-        others = [state for state in step.candidates if state.seq_id in plan and plan[state.seq_id].drafter != drafter]
+        planned = [state for state in step.candidates if state.seq_id in plan and state.seq_id not in step.explored]
+        others = [state for state in planned if plan[state.seq_id].drafter != drafter]
         if not plain and not others:
-            return False
+            return None
         state = min(plain or others, key=lambda state: state.last_step.get(drafter, -1))
         depth, depths = min(state.room, capabilities.max_depth, _DEPTH), step.passes().get(drafter, [])
-        catch_up, drafting = state.catch_up_seconds(drafter, capabilities), latency.ragged_draft_seconds
-        cost = catch_up + drafting(drafter, [*depths, depth]) - drafting(drafter, depths)
+        drafting = latency.ragged_draft_seconds
+        cost = drafting(drafter, [*depths, depth]) - drafting(drafter, depths)
         if self._draws_tokens:
             cost += latency.extra_seconds(plain_step.shape, count=depth)[depth]
         if not plain:  # what the other drafter's tokens would have gained, in seconds of plain decoding
             gain = plain_step.goodput * plain_step.seconds / plain_step.weight - 1
             cost += gain * plain_step.seconds / len(step.candidates)
-        if not self.for_drafts.spend(cost, plain_step.seconds):
+        return state, depth, cost
+
+    def _request(self, step: PolicyStep, drafter: str) -> bool:
+        """Request a draft only to learn; False if there is none to request, or the budget has too little for it."""
+        look = self._look(step, drafter)
+        if look is None:
+            return False
+        state, depth, cost = look
+        catch_up = state.catch_up_seconds(drafter, self._drafters[drafter])
+        if not self.for_drafts.spend(cost + catch_up, step.plain.seconds):
             return False
         step.catches_up |= catch_up > 0
         step.explored_catch_up += catch_up
@@ -252,7 +269,7 @@ class Exploration:
             return
         size.interval = _FIRST_INTERVAL
         if best.depth and best.drafter in self._readiness.unready(now):  # when it is ready, it is asked again
-            self._readiness.keep(step, best.drafter, steps=TRIAL)
+            self._readiness.keep(step, best.drafter, steps=self._trial)
         elif self.for_rows.spend(cost, plain.seconds):
             _, wait = size.waits.get(best.depth, (0, _FIRST_INTERVAL))
             size.waits[best.depth] = self._steps + wait, min(LONGEST_INTERVAL, 2 * wait)
