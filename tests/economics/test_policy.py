@@ -248,6 +248,23 @@ def test_a_drafter_that_is_always_wrong_is_hardly_asked_and_used_again_once_it_i
     assert simulation.run(100).drafted["d"] - drafted > 90 * live
 
 
+@pytest.mark.parametrize(("kind", "fewer"), [("planned", False), ("judged", True)])
+def test_looks_pay_for_what_the_policy_does_for_them_not_for_its_plans(kind: str, fewer: bool) -> None:
+    def drafted(share: float) -> int:
+        policy = adaptive(Machine({"d": 1e-5}))
+        simulation = SimulatedSequences(policy, Machine({"d": 1e-5}), {"d": always(0.0)}, names(4))
+        observe = policy.observe
+
+        def observe_timed(record: StepRecord) -> None:
+            taken = sum(record.seconds.values()) * (share if policy.step.kind == kind else 1e-3)
+            observe(record._replace(seconds={**record.seconds, "policy": taken}))
+
+        policy.observe = observe_timed  # type: ignore[method-assign]
+        return simulation.run(2000).drafted["d"]
+
+    assert (drafted(0.5) < 0.8 * drafted(1e-3)) == fewer
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("live", [1, 8])
 @pytest.mark.parametrize("better", [[], ["good"]], ids=["alone", "beside a good one"])

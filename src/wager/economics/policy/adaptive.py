@@ -502,7 +502,8 @@ class Adaptive(Policy):
             self._exploration.planned_rows = record.drafted
         if step.explored:  # which drafter of the step took longer than expected is not known
             late = max(0.0, drafting - prices.drafting(step.passes()) - step.explored_catch_up)
-            judging = 0.0 if self._speculates else max(0.0, own - prices.own.resting)
+            usual = prices.own.planning if step.kind == "planned" else prices.own.resting
+            judging = 0.0 if self._speculates else max(0.0, own - usual)
             self._exploration.for_drafts.charge(late + judging)
         for seq_id, computed in step.computed.items():
             if computed and (state := step.states.get(seq_id)) is not None and not state.computed_before:
