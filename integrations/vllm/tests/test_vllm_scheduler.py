@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -269,12 +270,12 @@ def test_a_cold_start_is_soon_as_good_as_a_warm_one(
 def test_depth_follows_the_batch_down_to_off(scheduler: type[AdaptiveDepth]) -> None:
     run = Run(scheduler(), 0.7)
     run.take(100)
-    alone = run.depths[-1]
+    alone = median(run.depths[-8:])  # now and then a step measures another
     run.add(*[0.7] * 31, max_tokens=120)
     run.take(90)
     assert max(run.depths[-8:]) == 0
     run.take(200)
-    assert alone >= 2 <= run.depths[-1]
+    assert alone >= 2 <= median(run.depths[-8:])
 
 
 @both
