@@ -181,26 +181,42 @@ class PlanChooser {
         return std::max(lower + next * (drafting - static_cast<double>(whole)), 0.0);
     }
 
-    // Each sequence's drafter (-1: none): the one that is worth most to it, or one alone where that is more profitable.
+    // Each sequence's drafter (-1: none), the one of those that are left that is worth most to it. All are at first; while it is more
+    // profitable without one of them, the one that costs most beside what it brings goes.
     std::vector<long> assign(const std::vector<DrafterWorth>& worths) const {
+        std::vector<size_t> left;
+        for (size_t index = 0; index < worths.size(); ++index) left.push_back(index);
         std::vector<long> choice;
-        double best = -HUGE_VAL;
-        for (size_t alone = 0; alone <= worths.size(); ++alone) {  // at last none is
-            std::vector<long> assigned(size_, -1);
-            std::vector<bool> used(worths.size());
-            double total = 0.0;
-            for (size_t row = 0; row < size_; ++row) {
-                double most = 0.0;
-                for (size_t index = 0; index < worths.size(); ++index)
-                    if ((index == alone || alone == worths.size()) && worths[index].profit[row] > most)
-                        most = worths[index].profit[row], assigned[row] = static_cast<long>(index);
-                if (most > 0) total += most, used[assigned[row]] = true;
+        double best = assign_among(worths, left, choice);
+        for (bool better = true; better && left.size() > 1;) {
+            better = false;
+            const std::vector<size_t> before = left;
+            for (const size_t gone : before) {
+                std::vector<size_t> fewer;
+                for (const size_t index : before)
+                    if (index != gone) fewer.push_back(index);
+                std::vector<long> assigned;
+                const double total = assign_among(worths, fewer, assigned);
+                if (total > best) best = total, choice = assigned, left = fewer, better = true;
             }
-            for (size_t index = 0; index < worths.size(); ++index)
-                if (used[index]) total -= worths[index].shared_cost;
-            if (total > best) best = total, choice = assigned;
         }
         return choice;
+    }
+
+    // The profit of all sequences where each drafter is one of `among`; `assigned`: these drafters.
+    double assign_among(const std::vector<DrafterWorth>& worths, const std::vector<size_t>& among, std::vector<long>& assigned) const {
+        assigned.assign(size_, -1);
+        std::vector<bool> used(worths.size());
+        double total = 0.0;
+        for (size_t row = 0; row < size_; ++row) {
+            double most = 0.0;
+            for (const size_t index : among)
+                if (worths[index].profit[row] > most) most = worths[index].profit[row], assigned[row] = static_cast<long>(index);
+            if (most > 0) total += most, used[assigned[row]] = true;
+        }
+        for (const size_t index : among)
+            if (used[index]) total -= worths[index].shared_cost;
+        return total;
     }
 
     struct Cell {

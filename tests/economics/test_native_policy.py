@@ -276,6 +276,32 @@ def test_sequences_are_planned_as_with_arrays(
     assert min_survival == pytest.approx(plan.min_survival)
 
 
+def test_a_third_drafter_whose_call_costs_more_than_it_brings_is_left_out_where_two_are_good() -> None:
+    """It is a hair better for one of sixteen sequences, of which each other suits half."""
+    count = 16
+    planner = _native.DraftPlanner(
+        rooms=[4] * count,
+        weights=[1.0] * count,
+        extra=[1e-5 * rows for rows in range(4 * count + 2)],
+        goodput=100.0,
+        max_min_survival=0.95,
+    )
+    suited = [range(8), range(8, count), range(1)]
+    for those, odds, call in zip(suited, (2.0, 2.0, 2.3), (1e-4, 1e-4, 2e-3), strict=True):
+        planner.add(
+            model=AcceptanceModel(),
+            sequences=[_native.SequenceAcceptance(odds if row in those else -3.0, 0.2) for row in range(count)],
+            offset=None,
+            seconds=[[call * depth for depth in range(1, 5)]] + [[1e-6] * 4] * (count - 1),
+            catch_up=[0.0] * count,
+            unjudged=[False] * count,
+            stops_early=False,
+        )
+    drafters, depths, _ = planner.choose([0.01])
+    assert drafters == [0] * 8 + [1] * 8
+    assert depths == [4] * count
+
+
 # ---- seconds --------------------------------------------------------------------------------------------------------
 
 

@@ -140,15 +140,23 @@ def shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
 
 
 def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
-    """Each sequence's drafter (-1: none): the one that is worth most to it, or one alone where that is more
-    profitable."""
-    best, choice, everyone = -math.inf, np.full(len(values[0].profit), -1), range(len(values))
-    for drafters in (*((index,) for index in everyone), tuple(everyone)):
+    """Each sequence's drafter (-1: none): the one that is worth most to it, of those that are left when none is more
+    profitable to leave out."""
+
+    def assign(drafters: Sequence[int]) -> tuple[float, Ints]:
         profits = np.stack([values[index].profit for index in drafters])
         assigned = np.where(profits.max(0) > 0, np.array(drafters)[profits.argmax(0)], -1)
-        total = float(profits.max(0).sum()) - sum([values[i].shared_cost for i in drafters if (assigned == i).any()])
-        if total > best:
-            best, choice = total, assigned
+        return profits.max(0).sum() - sum([values[i].shared_cost for i in drafters if (assigned == i).any()]), assigned
+
+    left = list(range(len(values)))
+    best, choice = assign(left)
+    while len(left) > 1:
+        fewer = [[index for index in left if index != gone] for gone in left]
+        tried = [assign(drafters) for drafters in fewer]
+        number = max(range(len(tried)), key=lambda number: tried[number][0])
+        if tried[number][0] <= best:
+            break
+        (best, choice), left = tried[number], fewer[number]
     return choice
 
 
