@@ -27,6 +27,8 @@ MOST_LEVELS = 100
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _PART = 1 << 20
+_UNFINISHED = ".unfinished"
+"""Without it results.json.2026-11 of a user's own would be taken for what a killed process left."""
 _MOST_DIGITS = 20
 """A longer number is a slip of the keyboard, and need not be converted to say so."""
 
@@ -164,7 +166,7 @@ def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: in
         return
     path = Path(os.path.realpath(path))  # no error where links lead in a circle
     remove_unfinished(path.parent, escape(path.name))
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{_UNFINISHED}")
     try:
         with naming(path), unfinished.open("xb", buffered) as file:
             if mode is not None:
@@ -181,8 +183,8 @@ def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: in
 
 def remove_unfinished(folder: Path, names: str) -> None:
     """Remove what killed processes left half written of the files of these `names`, a pattern."""
-    for path in folder.glob(f"{names}.*"):
-        process = re.fullmatch(r"\.(\d+)-\d+", path.suffix)
+    for path in folder.glob(f"{names}.*{_UNFINISHED}"):
+        process = re.search(rf"\.(\d+)-\d+\{_UNFINISHED}$", path.name)
         if process and not _process_exists(int(process[1])):
             with suppress(OSError):
                 path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import resource
 import shlex
@@ -300,6 +301,22 @@ def test_results_are_written_whole_or_what_was_there_stays(tmp_path: Path, monke
     monkeypatch.setattr(console.os, "access", lambda *_: False)
     console.write_json({"a": 2}, path)
     assert json.loads(path.read_text()) == {"a": 2} and path.stat().st_ino == same, "nothing can be made beside it"
+
+
+def test_what_a_killed_process_left_of_results_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    from wager.terminal import console
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    path = tmp_path / "results.json"
+    left, running, own = (
+        tmp_path / f"results.json.{end}"
+        for end in (f"{ended.pid}-1.unfinished", f"{os.getpid()}-1.unfinished", f"{ended.pid}-11")
+    )
+    for each in (left, running, own):
+        each.touch()
+    console.write_json({"a": 1}, path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, running, own])
 
 
 # ---- chat ---------------------------------------------------------------------------------------------------------
