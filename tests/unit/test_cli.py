@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -301,6 +302,34 @@ def test_results_are_written_whole_or_what_was_there_stays(tmp_path: Path, monke
     monkeypatch.setattr(console.os, "access", lambda *_: False)
     console.write_json({"a": 2}, path)
     assert json.loads(path.read_text()) == {"a": 2} and path.stat().st_ino == same, "nothing can be made beside it"
+
+
+def test_results_are_written_into_a_file_that_nothing_can_take_the_place_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wager.terminal import console
+
+    path, other, long = tmp_path / "results.json", tmp_path / "other", tmp_path / ("x" * 250)
+    path.touch()
+    other.hardlink_to(path)
+    console.write_json({"a": 1}, path)
+    assert json.loads(other.read_text()) == {"a": 1}
+    other.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(console.os, "geteuid", lambda: path.stat().st_uid + 1)
+        same = path.stat().st_ino
+        console.write_json({"a": 2}, path)
+        assert path.stat().st_ino == same, "a new one would be of another user, and could be read by nobody else"
+
+    def refused(_self: Path, _target: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refused)  # as of a file that is mounted in a container
+        console.write_json({"a": 3}, path)
+    console.write_json({"a": 4}, long)
+    assert (json.loads(path.read_text()), json.loads(long.read_text())) == ({"a": 3}, {"a": 4})
+    assert sorted(tmp_path.iterdir()) == [path, long]
 
 
 def test_what_a_killed_process_left_of_results_is_removed_and_nothing_else(tmp_path: Path) -> None:

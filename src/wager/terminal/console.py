@@ -5,6 +5,7 @@ rich is imported where something is drawn, so that help stays fast.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -104,17 +105,30 @@ def write_json(value: Mapping[str, Any], path: Path | None) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """To a file, in place of what is there once all is written; UsageError if it cannot be written."""
+    """To a file; UsageError if it cannot be written. A file that is there keeps what it has until all is written, where
+    another one can take its place and nobody sees more of that than its text."""
     data = text.encode(errors="backslashreplace")  # half a surrogate pair of a model's text
     try:
-        mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else None
-        if mode is not None and not all(os.access(each, os.W_OK) for each in (path, path.resolve().parent)):
-            path.write_bytes(data)  # refused, or nothing can be written beside it
+        found = path.stat() if path.is_file() else None
+        if found is not None and not _replaceable(path, found):
+            path.write_bytes(data)
             return
-        with replacing(path, mode=mode) as file:
-            file.write(data)
+        try:
+            with replacing(path, mode=found and stat.S_IMODE(found.st_mode)) as file:
+                file.write(data)
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENAMETOOLONG):  # mounted; no name for another one beside it
+                raise
+            path.write_bytes(data)
     except OSError as error:
         raise unwritable(path, error.strerror or "unknown error") from error
+
+
+def _replaceable(path: Path, found: os.stat_result) -> bool:
+    """Whether a file may be replaced by a new one with its mode: it has no other name, which would keep the old text,
+    and is of this user and group; and both may be written."""
+    own = found.st_nlink == 1 and (found.st_uid, found.st_gid) == (os.geteuid(), os.getegid())
+    return own and all(os.access(each, os.W_OK) for each in (path, path.resolve().parent))
 
 
 def obstacle(path: Path) -> str:
