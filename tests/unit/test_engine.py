@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,17 @@ from wager.testing import (
     ToyTarget,
 )
 from wager.testing.toy import toy_engine
-from wager.types import Completion, Draft, DraftRequest, Grammar, Request, SamplingParams, StepRecord, VerifyRule
+from wager.types import (
+    Completion,
+    Draft,
+    DraftRequest,
+    Grammar,
+    Request,
+    SamplingParams,
+    StepRecord,
+    Verdict,
+    VerifyRule,
+)
 from wager.verify.distribution import History, process
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
@@ -255,21 +265,43 @@ def test_last_outputs_of_an_aborted_request_come_though_a_policy_raises() -> Non
     assert not engine.busy
 
 
-def test_a_policy_that_raises_where_texts_end_leaves_no_request_behind() -> None:
+@pytest.mark.parametrize("where", ["end", "learn", "leave_out"])
+def test_a_policy_that_raises_where_texts_end_leaves_no_request_behind(where: str) -> None:
     told: list[str] = []
 
     class Raising(FixedDepth):
+        def learn(self, verdicts: Iterable[Verdict]) -> None:
+            self.fail("learn")
+
+        def leave_out(self, drafters: frozenset[str]) -> None:
+            self.fail("leave_out")
+
         def end(self, sequence: str) -> None:
             told.append(sequence)
-            raise OSError(f"no end of {sequence}")
+            self.fail("end")
 
-    engine = toy_engine(LAW, drafter=NgramDrafter())
-    engine.policy = Raising(2)
+        def fail(self, here: str) -> None:
+            if here == where and steps and "short" not in engine.open_requests:
+                raise OSError(f"no {here}")
+
+    def on_step(record: StepRecord) -> None:
+        steps.append(record)
+
+    engine, steps = toy_engine(LAW, drafter=NgramDrafter()), list[StepRecord]()
+    engine.policy, engine.on_step = Raising(2), on_step
+    observe = engine.proposer.observe
+
+    def observed(*values: Any) -> None:
+        observe(*values)
+        engine.proposer.changed = True  # as where a drafter fails
+
+    engine.proposer.observe = observed  # type: ignore[method-assign]
+    engine.proposer = engine.proposer
     requests = [
         Request(name, (1, 2, 3), SamplingParams(max_tokens=tokens, n=2, ignore_eos=True))
         for name, tokens in (("short", 4), ("long", 400))
     ]
-    with pytest.raises(OSError, match="no end of short"):
+    with pytest.raises(OSError, match=f"no {where}"):
         engine.generate(requests)
     assert sorted(told) == ["long", "long#1", "short", "short#1"]
     assert not engine.busy and not engine.open_requests

@@ -166,9 +166,11 @@ class Engine:
         if ended:
             self._close_requests(deltas)  # first: a policy of one's own may raise
         self._observe_drafters(output, known, ended)
-        self._learn(verdicts)
-        if ended or self._proposer.changed:
-            self._end(ended)
+        try:
+            self._learn(verdicts)
+        finally:
+            if ended or self._proposer.changed:
+                self._end(ended)
         self._trace.take_into(record.seconds)
         self._report(record)
         self.scheduler.last_step = record
@@ -177,11 +179,11 @@ class Engine:
                 self.on_step(record)
 
     def _end_sequences(self, ended: Sequence[str]) -> None:
-        if self._proposer.changed:
-            self._policy.leave_out(frozenset(self._proposer.failed))
         with ExitStack() as every:  # the policy is told of all, though it may raise
             for seq_id in reversed(ended):
                 every.callback(self._policy.end, seq_id)
+            if self._proposer.changed:
+                self._policy.leave_out(frozenset(self._proposer.failed))
 
     def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
         """The id of a request whose last choice has ended may be used again."""
