@@ -121,10 +121,10 @@ REFUSED = """
 --prompts {prompts} --kind dspark --layers 0,1 --output {out} | Give a number for this kind
 --prompts {prompts} --layers 2 --output {out} | --layers has no effect with --kind eagle3
 --prompts {prompts} --size 1MiB --output {out} | --size has no effect with --kind eagle3
---prompts {prompts} --kind dspark --no-state-norms --output {out} | --state-norms has no effect with --kind dspark
+--prompts {prompts} --kind dspark --no-state-norms --output {out} | --no-state-norms has no effect with --kind dspark
 --prompts {prompts} --kind medusa --taps 1 --output {out} | --taps has no effect with --kind medusa
 --prompts {prompts} --kind pruned --inner 64 --output {out} | --inner has no effect with --kind pruned
---prompts {prompts} --kind store --output {out} | has no effect with --kind store
+--prompts {prompts} --kind store --output {out} | --steps has no effect with --kind store
 --prompts {prompts} --passes 2 --output {out} | --passes has no effect with --steps
 """
 """Options, and words of the messages."""

@@ -239,10 +239,13 @@ def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> No
 
 def given() -> dict[str, str]:
     """The options and arguments on the command line: as they are written, by the names of their values."""
-    context = click.get_current_context()
-    written = {param.name or "": max(param.opts, key=len) for param in context.command.params}
-    source = context.get_parameter_source
-    return {name: word for name, word in written.items() if source(name) is ParameterSource.COMMANDLINE}
+    context, written = click.get_current_context(), dict[str, str]()
+    for param in context.command.params:
+        name = param.name or ""
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            denied = param.secondary_opts and context.params.get(name) is False
+            written[name] = max(param.secondary_opts if denied else param.opts, key=len)
+    return written
 
 
 def wrote(name: str) -> bool:
@@ -254,9 +257,10 @@ def wrote(name: str) -> bool:
 def refuse(names: Iterable[str], where: str, hint: str = "Leave it out.") -> None:
     """UsageError for an option on the command line whose value has one of these `names`: it has no effect, `where` says
     with or without what."""
-    written = given()
-    for name in written.keys() & {*names}:
-        raise UsageError(f"{written[name]} has no effect {where}.", hint)
+    refused = {*names}
+    for name, word in given().items():
+        if name in refused:
+            raise UsageError(f"{word} has no effect {where}.", hint)
 
 
 def _refuse_without_drafter(drafters: Sequence[str], values: Mapping[str, Any]) -> None:
