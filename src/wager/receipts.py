@@ -9,6 +9,7 @@ parts, so that a part that was changed is named. docs/receipts.md has the format
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -296,7 +297,7 @@ class Receipt:
 def _name_of(target: LoadedTarget) -> str:
     """What `--model` takes on any machine; nothing of this one's folders."""
     name = target.config.model.model
-    return target.opened.path.name if expand_path(name).exists() else name
+    return Path(os.path.abspath(target.opened.path)).name if expand_path(name).exists() else name
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:

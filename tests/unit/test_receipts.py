@@ -94,6 +94,9 @@ def test_a_receipt_names_the_model_as_the_option_takes_it(directory: Path, monke
     for given, name in (("SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"), (str(directory), directory.name)):
         [receipt] = answer(given, [GREEDY])
         assert receipt.model == name
+    monkeypatch.undo()
+    monkeypatch.chdir(directory)
+    assert [receipt.model for receipt in answer(".", [GREEDY])] == [directory.name]
 
 
 @pytest.fixture
