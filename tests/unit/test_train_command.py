@@ -79,9 +79,12 @@ def test_a_store_is_built_of_the_answers_and_drafts_without_torch(
     ran = wager("run", "Say 3", "--model", MODEL, "--memory", "64MiB", "--drafter", drafter, "--max-tokens", "4")
     assert ran.code == 0, ran.err
     assert "no text has one" in wager(*call, "--answer-tokens", "0").err
+    short = wager(*call[:-1], str(tmp_path / "short"), "--answer-tokens", "1")
+    assert short.out == "" and "Held-out texts are too short to say" in short.err
     prompts.write_text('{"prompt": "Say a word."}')
-    few = wager("train", "--kind", "store", *ANSWERED, "--prompts", str(prompts), "-o", str(tmp_path / "few"))
-    assert few.out == "" and "none is held out to say how often guesses are right" in few.err
+    few = wager(*call[:-1], str(tmp_path / "few"), "--json", "-")
+    assert json.loads(few.out)["held_out"] == {"survival": [], "tau": None, "rounds": 0, "texts": 0}
+    assert "none is held out to say how often guesses are right" in few.err
 
 
 def test_a_prompt_is_answered_with_a_pruned_draft_model(wager: Call, tmp_path: Path, prompts: Path) -> None:

@@ -253,7 +253,8 @@ def command(
         to_stdout = json_path != console.STDOUT
         console.table("survival by depth", ["depth", "survival"], rows, to_stdout=to_stdout, caption=caption)
     else:
-        console.say("Of so few texts none is held out to say how often guesses are right: ask `wager acceptance`.")
+        why = "Held-out texts are too short" if held_out["texts"] else "Of so few texts none is held out"
+        console.say(f"{why} to say how often guesses are right: ask `wager acceptance`.")
     console.say(written)
 
 

@@ -141,7 +141,8 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class HeldOutAcceptance:
-    """Rounds over held-out texts: `survival[j]` is the share of them whose first j + 1 guesses are accepted."""
+    """Rounds over held-out texts: `survival[j]` is the share of them whose first j + 1 guesses are accepted; empty
+    where there is no round."""
 
     survival: tuple[float, ...]
     rounds: int
@@ -151,15 +152,15 @@ class HeldOutAcceptance:
     def of(cls, accepted: Sequence[int], *, depth: int, texts: int) -> HeldOutAcceptance:
         """From the number of guesses accepted in each round."""
         counts = np.asarray(accepted)
-        survival = tuple(float((counts > step).mean()) if len(counts) else 0.0 for step in range(depth))
+        survival = tuple(float((counts > step).mean()) for step in range(depth if accepted else 0))
         return cls(survival, len(counts), texts)
 
     @property
-    def tau(self) -> float:
-        """Tokens per round, the bonus token included."""
-        return 1 + sum(self.survival)
+    def tau(self) -> float | None:
+        """Tokens per round, the bonus token included; None where there is no round."""
+        return 1 + sum(self.survival) if self.rounds else None
 
-    def as_dict(self) -> dict[str, float | int | list[float]]:
+    def as_dict(self) -> dict[str, float | int | list[float] | None]:
         return {"survival": list(self.survival), "tau": self.tau, "rounds": self.rounds, "texts": self.texts}
 
 
