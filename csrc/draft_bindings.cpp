@@ -31,9 +31,10 @@ bool is_valid(nb::handle draft, int64_t limit, int64_t vocab, bool chains) {
 }
 
 // The drafts by sequence that are not empty, if they answer the requests in their order, each is one of `drafter` that is valid (with
-// `chains` a chain) within the limit of its sequence, and none has or needs probabilities; None where Python has to look at them.
+// `chains` a chain) within the limit of its sequence, and none has probabilities or, with `needs`, needs them; None where Python has
+// to look at them.
 nb::object valid_drafts(nb::handle drafts, nb::handle requests, const nb::dict& limits, nb::handle drafter, int64_t vocab,
-                        bool chains) {
+                        bool chains, bool needs) {
     static const Name of_seq_id("seq_id"), of_tokens("tokens"), of_probs("draft_probs"), of_drafter("drafter"),
         of_needs("needs_draft_probs");
     wager::Items made, asked;
@@ -44,7 +45,7 @@ nb::object valid_drafts(nb::handle drafts, nb::handle requests, const nb::dict& 
         const nb::object seq_id = of_seq_id.of(draft);
         if (!seq_id.is_valid()) return PyErr_Clear(), nb::none();  // the drafts before it count
         int64_t limit = 0;
-        if (!of_seq_id.require(request).equal(seq_id) || of_needs.require(request).ptr() != Py_False ||
+        if (!of_seq_id.require(request).equal(seq_id) || (needs && of_needs.require(request).ptr() != Py_False) ||
             !of_drafter.require(draft).equal(drafter) || !of_probs.require(draft).is_none() ||
             !wager::as_int(wager::value_of(limits, seq_id.ptr()).ptr(), limit) || !is_valid(draft, limit, vocab, chains))
             return nb::none();

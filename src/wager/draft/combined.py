@@ -102,7 +102,7 @@ class GuardedDrafter:
             return {}
         try:
             drafts, limits = self.drafter.propose(asked), {request.seq_id: request.depth for request in asked}
-            valid = _native.valid_drafts(drafts, asked, limits, self.drafter.name, self._vocab, False)
+            valid = _native.valid_drafts(drafts, asked, limits, self.drafter.name, self._vocab, False, False)
             if valid is not None:  # as nearly always
                 return valid
             parts = [

@@ -231,7 +231,7 @@ class Proposer:
         try:
             drafts = drafter.propose(requests)
             chains = not self._rule.verifies_trees
-            checked = _native.valid_drafts(drafts, requests, limits, drafter.name, self._vocab, chains)
+            checked = _native.valid_drafts(drafts, requests, limits, drafter.name, self._vocab, chains, True)
             if checked is not None:  # as nearly always
                 return checked
             requested = {request.seq_id: request for request in requests}

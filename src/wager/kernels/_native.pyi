@@ -495,11 +495,12 @@ def valid_drafts(
     drafter: str,
     vocab: int,
     chains: bool,
+    needs: bool,
     /,
 ) -> dict[str, Draft] | None:
     """The drafts by sequence that are not empty, if each answers the request at its place with a valid tree (with
-    `chains`: a chain) of `drafter` of at most `limits[seq_id]` ids below `vocab`, and no request needs draft_probs;
-    None where Python has to look at them, as of values of other types than its own."""
+    `chains`: a chain) of `drafter` of at most `limits[seq_id]` ids below `vocab`, without draft_probs, which with
+    `needs` no request may need; None where Python has to look at them, as of values of other types than its own."""
 
 class Reliability:
     """How often a drafter was right where it guessed, as a `factor` of how often it should have been by its scores."""
