@@ -218,18 +218,16 @@ def outputs_of(grammar: Grammar, temperature: float) -> dict[str, float]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "drafter"),
+    ("rule", "drafter", "count"),
     [
-        (rule, drafter)
-        for rule in ("match", "rejection", "block", "traversal")
-        for drafter in ("none", "model", "adversary")
+        ("rejection", "model", 100),  # nothing else of the default set has grammars under these rules
+        *itertools.product(("match", "rejection", "block", "traversal"), ("none", "model", "adversary"), [500]),
     ],
 )
-def test_the_distribution_is_that_of_the_allowed_tokens(rule: VerifyRule, drafter: str) -> None:
+def test_the_distribution_is_that_of_the_allowed_tokens(rule: VerifyRule, drafter: str, count: int) -> None:
     """Also where a rule takes guesses as they were drawn."""
-    shares, count = outputs_of(TERNARY, 1.0), 500
+    shares = outputs_of(TERNARY, 1.0)
     assert abs(sum(shares.values()) - 1) < 1e-9 and len(shares) > 20
     near = ToyTarget(replace(MARKOV, drift=0.8, salt=2), num_blocks=60, max_rows=60)
     made = {"none": None, "model": DraftModel(near, vocab=VOCAB), "adversary": AdversaryDrafter(VOCAB)}[drafter]
