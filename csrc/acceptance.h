@@ -167,8 +167,9 @@ class AcceptanceModel {
 
     // A draft to at most `depth`, of which the tokens that were emitted tell; `accepted`: how many of its nodes were, where that
     // is not what the tokens say, which then tell nothing else. `stops_early`: the drafter may have stopped before. With a
-    // `forecast` of survival by depth, of `size`, it is learned how scores moved it.
-    void learn_draft(SequenceAcceptance& sequence, const JudgedDraft& draft, const std::vector<long>& emitted, const long* accepted,
+    // `forecast` of survival by depth, of `size`, it is learned how scores moved it. Returns whether all that was emitted was
+    // drafted, and more after it.
+    bool learn_draft(SequenceAcceptance& sequence, const JudgedDraft& draft, const std::vector<long>& emitted, const long* accepted,
                      long depth, bool stops_early, const double* forecast, size_t size) {
         const ComparedDraft compared(draft, emitted);
         const long right = accepted ? *accepted : static_cast<long>(compared.right.size()), given = emitted.size();
@@ -194,13 +195,14 @@ class AcceptanceModel {
             reached.resize(std::max<size_t>(reached.size(), stops_early ? 1 : depth));
             learn_shift(forecast, size, reached);
         }
+        return right == given && right < deepest && chain && !accepted;
     }
 
-    // Depths 1 to `tested` were tested and the first `accepted` accepted.
-    void learn_round(SequenceAcceptance& sequence, long accepted, long tested) {
-        double surprise = static_cast<double>(accepted), information = 0.0;
+    // Depths 1 to `tested` were tested and the first `accepted` accepted; `known` were learned before.
+    void learn_round(SequenceAcceptance& sequence, long accepted, long tested, long known = 0) {
+        double surprise = static_cast<double>(accepted - known), information = 0.0;
         const double offset = sequence.mean, odds = sequence.odds;
-        for (long depth = 0; depth < tested; ++depth) {
+        for (long depth = known; depth < tested; ++depth) {
             const double rate = depths.add(std::min<size_t>(depth, last_depth()), depth < accepted, offset, odds);
             surprise -= rate;
             information += rate * (1.0 - rate);

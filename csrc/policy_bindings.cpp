@@ -142,18 +142,18 @@ class DraftSelector {
 };
 
 // See AcceptanceModel::learn_draft. `draft`: None where none was made; `forecast`: of its survival, or None.
-void learn_draft(wager::AcceptanceModel& model, wager::SequenceAcceptance& sequence, nb::handle draft, nb::handle emitted,
+bool learn_draft(wager::AcceptanceModel& model, wager::SequenceAcceptance& sequence, nb::handle draft, nb::handle emitted,
                  std::optional<long> accepted, long depth, bool stops_early, nb::handle forecast) {
     Numbers rates;
     if (!forecast.is_none()) read_floats(forecast.ptr(), rates);
     const double* const values = forecast.is_none() ? nullptr : rates.data();
     if (draft.is_none()) {
         model.learn_missing(sequence, depth, stops_early, values, rates.size());
-        return;
+        return false;
     }
     std::vector<long> tokens;
     read_ints(emitted, tokens);
-    model.learn_draft(sequence, read_draft(draft.ptr(), true), tokens, accepted ? &*accepted : nullptr, depth,
+    return model.learn_draft(sequence, read_draft(draft.ptr(), true), tokens, accepted ? &*accepted : nullptr, depth,
                              stops_early, values, rates.size());
 }
 
@@ -373,7 +373,8 @@ void bind_policy(nb::module_& m) {
         .def("compare_sequences", &Model::compare_sequences)
         .def("survival", [](Model& model, nb::handle draft,
                             const wager::SequenceAcceptance& sequence) { return model.survival(read_draft(draft.ptr()), sequence); })
-        .def("learn_round", &Model::learn_round, nb::arg("sequence"), nb::kw_only(), nb::arg("accepted"), nb::arg("tested"))
+        .def("learn_round", &Model::learn_round, nb::arg("sequence"), nb::kw_only(), nb::arg("accepted"), nb::arg("tested"),
+             nb::arg("known") = 0)
         .def("learn_tree", &Model::learn_tree)
         .def("learn_draft", &learn_draft, nb::arg("sequence"), nb::arg("draft").none(), nb::arg("emitted"), nb::kw_only(),
              nb::arg("accepted") = nb::none(), nb::arg("depth"), nb::arg("stops_early") = false,

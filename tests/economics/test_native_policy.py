@@ -137,8 +137,11 @@ def test_acceptance_is_learned_as_in_python(rounds: list[tuple]) -> None:  # typ
             accepted = min(len(draft), len(emitted)) if mode == "drawn" and draft is not None else None
             given = {"accepted": accepted, "depth": depth, "stops_early": stops}
             given["forecast"] = forecast if mode == "forecast" else None
-            for side, model in enumerate((native, twin)):
+            learned = [
                 model.learn_draft(pairs[number][side], draft, emitted, **given)  # type: ignore[arg-type]
+                for side, model in enumerate((native, twin))
+            ]
+            assert learned[0] == learned[1]
             if draft is not None:
                 assert _native.compare(draft, emitted) == python.compare(draft, emitted)
                 survival = [

@@ -169,9 +169,9 @@ class AcceptanceModel:
         depth: int,
         stops_early: bool = False,
         forecast: Sequence[float] | None = None,
-    ) -> None:
+    ) -> bool:
         """As of wager.kernels._native.AcceptanceModel."""
-        drawn = accepted is not None
+        drawn, right, more = accepted is not None, 0, False
         if draft is None:
             self.learn_round(sequence, accepted=0, tested=1)
         else:
@@ -185,16 +185,18 @@ class AcceptanceModel:
                 self.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
             if draft.scores and not drawn:
                 self.learn_scores(draft, tested, path)
+            more = right == len(emitted) < deepest == len(draft) and not drawn
         if forecast is not None and not drawn and self.has_scores:
             survival = sorted(self.survival(draft, sequence) if draft else [], reverse=True)
             passes = max(1, len(survival)) if stops_early else depth
             self.learn_shift(forecast, survival + [0.0] * (passes - len(survival)))
+        return more
 
-    def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int) -> None:
-        """Depths 1 to `tested` were tested and the first `accepted` accepted."""
+    def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:
+        """Depths 1 to `tested` were tested and the first `accepted` accepted; `known` were learned before."""
         offset, odds, add = sequence.mean, sequence.odds, self.depths.add
-        surprise, information = float(accepted), 0.0
-        for depth in range(tested):
+        surprise, information = float(accepted - known), 0.0
+        for depth in range(known, tested):
             rate = add(min(depth, _MAX_DEPTH - 1), accepted=depth < accepted, offset=offset, odds=odds)
             surprise -= rate
             information += rate * (1.0 - rate)

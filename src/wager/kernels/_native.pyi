@@ -751,8 +751,8 @@ class AcceptanceModel:
     def survival(self, draft: Draft, sequence: SequenceAcceptance, /) -> list[float]:
         """Survival of every node: by its confidence if it has one, by its depth if not."""
 
-    def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int) -> None:
-        """Depths 1 to `tested` were tested and the first `accepted` accepted."""
+    def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:
+        """Depths 1 to `tested` were tested and the first `accepted` accepted; `known` were learned before."""
 
     def learn_tree(self, sequence: SequenceAcceptance, survival: Sequence[float], /) -> None:
         """A draft that is no chain, by the survival of its nodes: the n-th likeliest takes the place of depth n."""
@@ -767,10 +767,11 @@ class AcceptanceModel:
         depth: int,
         stops_early: bool = False,
         forecast: Sequence[float] | None = None,
-    ) -> None:
+    ) -> bool:
         """A draft to at most `depth` (None: there was none), by the tokens emitted after it, or by how many of its
         nodes were `accepted` where that is another matter. `stops_early`: it may have stopped before. With the
-        `forecast` of its survival by depth it is learned how scores moved that."""
+        `forecast` of its survival by depth it is learned how scores moved that. Whether all that
+        was emitted was drafted, and more after it."""
 
     def age(self) -> None:
         """Discount older observations; to be called every SLOW_INTERVAL steps."""

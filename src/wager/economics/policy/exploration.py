@@ -28,7 +28,7 @@ from wager.types import DraftDecision
 
 EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough to notice a change within seconds
 _MAX_SAVED = 1500  # steps whose budget can accumulate, or be owed, so that a burst costs no more than a few steps
-_FIRST_SHARE, _FIRST_STEPS = 0.01, 600  # of the first steps, to measure what rows cost: as much as is saved later
+_FIRST_SHARE, _FIRST_STEPS = 0.05, 120  # of the first steps, to measure what rows cost: as much as is saved later
 _MIN_COST = 0.005  # of a plain step: what exploration costs at least, so that it is not done in every step
 
 TRIAL = PAUSE  # steps after a request until a drafter may be inactive: at least, after it woke

@@ -2,7 +2,8 @@
 a drafter's guesses go on being accepted as they were.
 
 Every draft token that can be compared with an emitted token is an observation, verified or not: the token after the
-verified ones shows whether the next draft token was right. Depths that were not reached stay unobserved.
+verified ones shows whether the next draft token was right, and a draft that was right so far is compared with the
+tokens of later steps. Depths that were not reached stay unobserved.
 
 A drafter that was good and is so no more for any text (a head beside another target, a store of other texts) would be
 tried again by each new one: it is reported, and not used until it recovers. Each draft shows whether a first guess
@@ -14,7 +15,7 @@ as rarely as that by a drafter that is what it was; that of a collapse must come
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from wager.economics.acceptance import AcceptanceModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
@@ -44,9 +45,19 @@ class Learning:
         self._turn = self._drafts = 0
         self._next_record = 0  # the step from which one is learned from again
         self._unlearned: StepRecord | None = None  # of the last step, if it is not learned from
+        self._remaining: dict[str, PlannedSequence] = {}  # sequences whose last draft may be compared further
 
     def add_verdicts(self, step: PolicyStep) -> bool:
         """A step's verdicts. Whether a guess of a draft that was made for exploration was right."""
+        if self._remaining:  # drafts that no newer one follows are compared further
+            self._remaining = {
+                seq_id: state
+                for seq_id, state in self._remaining.items()
+                if seq_id not in step.plan and state.remaining is not None
+            }
+            for verdict in step.verdicts if self._remaining else ():
+                if (state := self._remaining.get(verdict.seq_id)) is not None:
+                    self._compare_remaining(state, verdict.tokens)
         sampled: list[Verdict] = []  # some in rotation, now and then, and all of exploration
         early = self._drafts < _EARLY_DRAFTS
         if step.plan and step.number % (self._prices.own.update_interval // UPDATE_INTERVAL) == 0:
@@ -63,6 +74,8 @@ class Learning:
                 continue
             draft = step.drafted.get(verdict.seq_id)
             self._learn_draft(state, decision, draft, verdict, shifts=shifts > 0)
+            if state.remaining is not None:
+                self._remaining[verdict.seq_id] = state
             shifts -= 1
         return any(
             verdict.seq_id in step.drafted and _native.compare(step.drafted[verdict.seq_id], verdict.tokens)[1]
@@ -84,6 +97,7 @@ class Learning:
             self._unlearned = record
 
     def end_sequence(self, state: PlannedSequence) -> None:
+        self._remaining.pop(state.seq_id, None)
         for name, model in self._models.items():
             model.end_sequence(state.acceptance[name])
 
@@ -92,7 +106,7 @@ class Learning:
     ) -> None:
         """`shifts`: the shift of survival by scores is learned too."""
         drawn = self._draws_tokens and draft is not None and draft.draft_probs is not None
-        self._models[decision.drafter].learn_draft(
+        more = self._models[decision.drafter].learn_draft(
             state.acceptance[decision.drafter],
             draft,
             verdict.tokens,
@@ -101,6 +115,19 @@ class Learning:
             stops_early=decision.min_survival > 0,
             forecast=state.forecasts[decision.drafter][state.row] if shifts and state.forecasts else None,
         )
+        state.remaining = (decision.drafter, draft.tokens, len(verdict.tokens)) if draft is not None and more else None
+
+    def _compare_remaining(self, state: PlannedSequence, emitted: Sequence[int]) -> None:
+        """Compare what is left of a draft with the tokens of a step without a draft."""
+        if state.remaining is None:
+            return
+        drafter, tokens, known = state.remaining
+        right, last = known, min(len(tokens), known + len(emitted))
+        while right < last and tokens[right] == emitted[right - known]:
+            right += 1
+        tested = min(right + 1, last)
+        self._models[drafter].learn_round(state.acceptance[drafter], accepted=right, tested=tested, known=known)
+        state.remaining = (drafter, tokens, right) if right == last < len(tokens) else None
 
 
 # ---- collapse -------------------------------------------------------------------------------------------------------
