@@ -45,19 +45,16 @@ class Learning:
         self._turn = self._drafts = 0
         self._next_record = 0  # the step from which one is learned from again
         self._unlearned: StepRecord | None = None  # of the last step, if it is not learned from
-        self._remaining: dict[str, PlannedSequence] = {}  # sequences whose last draft may be compared further
+        # by sequence, drafts that may be compared further: the drafter, the tokens, and how many of them were right
+        self._remaining: dict[str, tuple[PlannedSequence, str, Sequence[int], int]] = {}
 
     def add_verdicts(self, step: PolicyStep) -> bool:
         """A step's verdicts. Whether a guess of a draft that was made for exploration was right."""
         if self._remaining:  # drafts that no newer one follows are compared further
-            self._remaining = {
-                seq_id: state
-                for seq_id, state in self._remaining.items()
-                if seq_id not in step.plan and state.remaining is not None
-            }
+            self._remaining = {seq_id: left for seq_id, left in self._remaining.items() if seq_id not in step.plan}
             for verdict in step.verdicts if self._remaining else ():
-                if (state := self._remaining.get(verdict.seq_id)) is not None:
-                    self._compare_remaining(state, verdict.tokens)
+                if verdict.seq_id in self._remaining:
+                    self._compare_remaining(verdict)
         sampled: list[Verdict] = []  # some in rotation, now and then, and all of exploration
         early = self._drafts < _EARLY_DRAFTS
         if step.plan and step.number % (self._prices.own.update_interval // UPDATE_INTERVAL) == 0:
@@ -74,8 +71,6 @@ class Learning:
                 continue
             draft = step.drafted.get(verdict.seq_id)
             self._learn_draft(state, decision, draft, verdict, shifts=shifts > 0)
-            if state.remaining is not None:
-                self._remaining[verdict.seq_id] = state
             shifts -= 1
         return any(
             verdict.seq_id in step.drafted and _native.compare(step.drafted[verdict.seq_id], verdict.tokens)[1]
@@ -115,19 +110,19 @@ class Learning:
             stops_early=decision.min_survival > 0,
             forecast=state.forecasts[decision.drafter][state.row] if shifts and state.forecasts else None,
         )
-        state.remaining = (decision.drafter, draft.tokens, len(verdict.tokens)) if draft is not None and more else None
+        if draft is not None and more:
+            self._remaining[state.seq_id] = state, decision.drafter, draft.tokens, len(verdict.tokens)
 
-    def _compare_remaining(self, state: PlannedSequence, emitted: Sequence[int]) -> None:
+    def _compare_remaining(self, verdict: Verdict) -> None:
         """Compare what is left of a draft with the tokens of a step without a draft."""
-        if state.remaining is None:
-            return
-        drafter, tokens, known = state.remaining
-        right, last = known, min(len(tokens), known + len(emitted))
-        while right < last and tokens[right] == emitted[right - known]:
+        state, drafter, tokens, known = self._remaining.pop(verdict.seq_id)
+        right, last = known, min(len(tokens), known + len(verdict.tokens))
+        while right < last and tokens[right] == verdict.tokens[right - known]:
             right += 1
         tested = min(right + 1, last)
         self._models[drafter].learn_round(state.acceptance[drafter], accepted=right, tested=tested, known=known)
-        state.remaining = (drafter, tokens, right) if right == last < len(tokens) else None
+        if right == last < len(tokens):
+            self._remaining[verdict.seq_id] = state, drafter, tokens, right
 
 
 # ---- collapse -------------------------------------------------------------------------------------------------------

@@ -72,7 +72,6 @@ class PlannedSequence:
     known_before: bool = False  # whether it was a candidate before the last plan
     computed_before: bool = False  # whether a drafter that weighs prices has computed guesses for it
     unjudged: bool = False  # its last draft was verified whatever its scores
-    remaining: tuple[str, Sequence[int], int] | None = None  # drafter and tokens of a draft whose first n were right
 
     def catch_up_seconds(self, drafter: str, capabilities: DrafterCapabilities) -> float:
         """What a drafter with a cache of its own takes to process the tokens of the sequence that it missed."""
