@@ -105,12 +105,11 @@ class GuardedDrafter:
             valid = _native.valid_drafts(drafts, asked, limits, self.drafter.name, self._vocab, False, False)
             if valid is not None:  # as nearly always
                 return valid
-            parts = [
-                valid_part(draft, limit=limits[draft.seq_id], vocab=self._vocab)
+            return {
+                draft.seq_id: valid_part(draft, limit=limits[draft.seq_id], vocab=self._vocab)
                 for draft in drafts
                 if draft.seq_id in limits
-            ]
-            return {part.seq_id: part for part in parts}
+            }
         except Exception as error:
             self._fail(error)
             return {}

@@ -27,7 +27,6 @@ Known tokens are indexed only when a draft is requested, so a drafter that is no
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,8 +44,6 @@ from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 if TYPE_CHECKING:
     from wager.draft.corpus.learning import LearnedTexts
-
-log = logging.getLogger("wager")
 
 MOST_LONGEST = 24
 """The longest match that a tree can look up."""

@@ -10,7 +10,6 @@ tenant share a table, which is small: 64 bytes for each token id.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -26,8 +25,6 @@ from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 if TYPE_CHECKING:
     from wager.draft.corpus.learning import LearnedTexts
-
-log = logging.getLogger("wager")
 
 PRIOR = (0.37, 0.09, 0.045, 0.03, 0.02, 0.016, 0.015, 0.013)
 """Probability that what follows a token is what had each rank the last time (SmolLM2-135M, greedy)."""

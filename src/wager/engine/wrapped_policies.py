@@ -16,7 +16,6 @@ a fact of the machine, not of a text.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,8 +43,6 @@ from wager.types import (
 
 if TYPE_CHECKING:
     from wager.draft.corpus.learning import LearnedTexts
-
-log = logging.getLogger("wager")
 
 GRAMMAR_DRAFTER = "grammar"
 """The drafter of forced tokens."""
