@@ -7,14 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from wager.engine.scheduler import CommittedStep
-from wager.engine.sequence import EngineSequence
-from wager.kernels._native import BlockPool, StepState
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.trace import Trace
-from wager.types import OutputDelta, PackedBatch, Request, SamplingParams, Span, StepRecord
+from wager.types import PackedBatch, Request, SamplingParams, StepRecord
 
 DISTRIBUTION = ToyDistribution(vocab=48, order=2, sharpness=6.0)
 
@@ -29,28 +26,17 @@ class Prompts:
     that decodes; a step's record is all that is learned from."""
 
     def __init__(self) -> None:
-        self._state = StepState(
-            pool=BlockPool(1024, prefix_cache=False),
-            max_rows=8192,
-            max_sequences=2,
-            max_context=16384,
-            max_drafts=0,
-            max_prefill_rows=None,
-            span=Span,
-            delta=OutputDelta,
-            committed=CommittedStep,
-            record=StepRecord,
-        )
+        sizes = {"num_blocks": 1024, "max_rows": 8192, "max_sequences": 2, "max_context": 16384}
+        engine = toy_engine(DISTRIBUTION, depth=0, prefix_cache=False, trace=Trace(FakeClock()), **sizes)
         for name, tokens in (("decodes", 1), ("long", 8000)):
-            asked = EngineSequence(
-                replace(request(name, tokens, 100), streamed=True), 0, seed=0, text=None, eos=(), drafter=""
-            )
-            self._state.add(asked.state)
-        self._state.next((), 0.0)
+            engine.add(replace(request(name, tokens, 100), streamed=True))
+        self._scheduler = engine.scheduler
+        self._scheduler.next()
 
     def observe(self, rows: int, sequences: int, seconds: float) -> int:
         """After a step of these rows the rows of the prompt in the next one."""
-        [_, *prompt] = self._state.next(StepRecord(rows, sequences, 0, 0, 0, {"forward": seconds}), 0.0)
+        self._scheduler.last_step = StepRecord(rows, sequences, 0, 0, 0, {"forward": seconds})
+        [_, *prompt] = self._scheduler.next()
         return sum(len(span.tokens) for span in prompt)
 
 
