@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -275,7 +276,7 @@ def _rows(path: Path, what: str, hint: str) -> Iterator[tuple[str, int, Any]]:
     if first.startswith("["):
         for number, value in enumerate(_json(text, str(path), hint), 1):
             yield f"{path}, entry {number}", number, value
-    elif "," in first and first[0].isalpha():
+    elif re.match(r'"?[A-Za-z_]', first) and ("," in first or first.strip('"').lower() in (*_PROMPTS, *_TIMES)):
         try:
             for number, row in enumerate(csv.DictReader(io.StringIO(text)), 1):
                 named = {str(key).strip().lower().replace(" ", "_"): value for key, value in row.items()}

@@ -140,6 +140,15 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
         read_prompts(tmp_path / "bytes")
 
 
+@pytest.mark.parametrize("header", ['"prompt","category"', "Prompt, category", '"prompt"', "prompt"])
+def test_a_table_is_read_however_its_header_is_written(tmp_path: Path, header: str) -> None:
+    rows = ['"Hi, you","qa"', "Ho,qa"] if "," in header else ['"Hi, you"', "Ho"]
+    found = read_prompts(write(tmp_path, header, *rows))
+    assert [(each.content, each.category) for each in found] == [
+        (text, "qa" if "," in header else OTHER) for text in ("Hi, you", "Ho")
+    ]
+
+
 def test_times_of_arrival_are_read_of_logs_traces_and_plain_lists(tmp_path: Path) -> None:
     turns = [{**user("u"), "timestamp": 6}, model("a"), {**user("v"), "timestamp": 9.5}, model("b")]
     azure = (
