@@ -203,7 +203,7 @@ class Grammar:
 
 
 GREEDY_TEMPERATURE = 1e-4
-"""Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
+"""Temperatures at or below this are greedy by definition."""
 
 _RANGES: Mapping[str, tuple[type, float, float]] = {
     "max_tokens": (int, 1, 2**63 - 1),
@@ -342,7 +342,7 @@ class SamplingParams:
 
     @property
     def temperature_only(self) -> bool:
-        """The same over the token ids that the grammar allows, if there is one."""
+        """Whether the token is argmax(z / T + g) over the ids that the grammar allows (all, without one)."""
         unfiltered = self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0)
         return unfiltered and not self.penalises and not self.logit_bias and not self.min_tokens
 
@@ -601,7 +601,8 @@ class Draft:
 class DraftDecision(NamedTuple):
     """How one sequence drafts in a step: at most `depth` guesses (0: plain decoding) by `drafter` ("": the first one).
 
-    A drafter may stop after a guess whose own survival estimate has fallen below `min_survival`; `prices` are told it.
+    A drafter may stop after a guess whose own survival estimate has fallen below `min_survival`. One that weighs prices
+    is told `prices`.
     """
 
     depth: int
@@ -623,11 +624,11 @@ class PackedBatch:
     at its own slot; for a chain the two agree. Row j of a sequence is cached at entry (num_computed_tokens + j) //
     block_size of its block table. `logits_indices` lists the rows whose logits are computed.
 
-    `state_uses` and `replays` are for recurrent layers: of each sequence the slot of its states, the slot that they
-    begin with (-1: zeros), its rows before its guesses, how many guesses of its last pass were accepted, and then two
-    positions at which states are copied (-1: none) and the slots that they are copied to; and the rows of the last pass
-    that those guesses were, sequence after sequence. Without, a sequence has the slot of its place in the batch, and no
-    guesses.
+    `state_uses` and `replays` are for recurrent layers. `state_uses`: per sequence the fields of StateUse (csrc/ops.h):
+    the slot of its states; the slot that they begin with (-1: zeros); its known rows; how many rows of the last pass
+    are replayed, its accepted guesses; two positions at which states are copied (-1: none); the slots that they are
+    copied to. `replays`: the replayed rows, by their number in that pass, sequence after sequence. Without them a
+    sequence has the slot of its place in the batch, and no guesses.
     """
 
     tokens: NDArray[np.int32]  # [rows]
@@ -716,10 +717,6 @@ class Stats:
     drafter: str = "none"
 
     @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-    @property
     def mean_acceptance_length(self) -> float:
         """Tokens per round, the bonus token included (tau)."""
         return self.completion_tokens / self.rounds if self.rounds else 0.0
@@ -731,8 +728,8 @@ class OutputDelta:
     itself).
 
     The last delta of a sequence has its `finish_reason` and carries its stats, and the `stop_string` that ended it, if
-    one did; with "error", `error` says why, and
-    `error_status` is the HTTP status of that cause (400: the request's own). `index` numbers the choices of a request.
+    one did; with "error", `error` says why, and `error_status` is the HTTP status of that cause (400: the request's
+    own). `index` numbers the choices of a request.
     """
 
     request_id: str

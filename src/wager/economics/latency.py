@@ -22,8 +22,8 @@ Table = list[list[float]]
 
 class LatencyModel(Protocol):
     """Seconds of a step by its shape. `rows` are all rows of the pass, known tokens and draft tokens; `requests` the
-    sequences in it; `context_sum` the cached positions of all of them together, before the step. As it is here, a model
-    never changes: observed steps are ignored."""
+    sequences in it; `context_sum` the cached positions of all of them together, before the step. The methods with a
+    body are those of a model that does not learn."""
 
     @property
     def learns(self) -> bool:

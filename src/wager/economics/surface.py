@@ -1,5 +1,5 @@
 """The latency model of this machine: seconds of a step and of drafting by shape, fitted to measured points and
-corrected by every step.
+corrected by steps that were taken (policy/learning.py says which).
 
 Both are linear between measured points. What steps show corrects them by a Kalman filter (csrc/step_times.h, kalman.h).
 Cheap enough to be evaluated hundreds of times before every step.

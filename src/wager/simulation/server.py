@@ -18,7 +18,7 @@ from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.base import SLOW_INTERVAL, Policy
 from wager.errors import UsageError
 from wager.simulation.traces import MAX_DRAFTED, RequestTrace, TraceSource
-from wager.types import DRAFT_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict
+from wager.types import DRAFT_STAGE, FORWARD_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 # ---- how requests arrive --------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class SimulatedServer:
             emitted=sum([len(verdict.tokens) for verdict in verdicts]),
             seconds={
                 DRAFT_STAGE: drafting,
-                "forward": self._latency.seconds(rows, len(spans), sum(context_lens)),
+                FORWARD_STAGE: self._latency.seconds(rows, len(spans), sum(context_lens)),
             },
             context_lens=context_lens,
         )

@@ -47,8 +47,10 @@ class PlannedStep:
     def current(self) -> Iterator[None]:
         """What the policy is called for is about this step."""
         latest, self.policy.step = self.policy.step, self.step
-        yield
-        self.policy.step = latest
+        try:
+            yield
+        finally:
+            self.policy.step = latest
 
     def shorten(self, depth: int) -> None:
         """Plan at most `depth` draft tokens of each request: others cannot be had."""
@@ -162,7 +164,7 @@ class Decisions:
         """The policy that planned the last step: of a tenant, or of several."""
         return cast(Adaptive, self._policy.policy)
 
-    def prices_changed(self) -> None:
+    def forget_prices(self) -> None:
         """The latency model is another by more than what the policy showed it."""
         self._adaptive.forget_prices()
 

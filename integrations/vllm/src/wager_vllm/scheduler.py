@@ -228,7 +228,7 @@ class AdaptiveDepth(_SCHEDULER):  # type: ignore[misc]
         self._seconds.batch = len(counts)
         if self._batch != len(counts):
             self._batch = len(counts)
-            decisions.prices_changed()
+            decisions.forget_prices()
         plan = decisions.plan(spans)
         deepest = max([decision.depth for decision in plan.values()], default=0)
         if self.agreed is None:

@@ -40,6 +40,7 @@ from wager.economics.policy.learning import CollapseWatch, Learning
 from wager.economics.policy.state import (
     ADJACENT_ROWS,
     MAX_LATE_STEPS,
+    NO_DRAFTS,
     ObjectiveWeights,
     PlannedSequence,
     PolicyStep,
@@ -65,7 +66,6 @@ from wager.types import (
 MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 _NEVER = -50.0  # log-odds of what is not expected
 LOOK_BACK = 64  # steps that are remembered: a second or less on most machines
-_NO_DRAFTS: Mapping[str, Draft] = {}
 _NEARLY_FREE = 0.005  # tokens: a cost of a row that would be printed as 0.00
 
 
@@ -368,7 +368,7 @@ class Adaptive(Policy):
                 return drafts
         if step.kind == "unjudged":
             step.kind = "judged"
-        drawn, first, count = _NO_DRAFTS, 0, ADJACENT_ROWS
+        drawn, first, count = NO_DRAFTS, 0, ADJACENT_ROWS
         for draft in drafts.values():  # loops, since a comprehension or a builtin is a function more to be read
             count += len(draft.tokens)
         if self._draws_tokens:  # those sampled from draft_probs are verified as planned

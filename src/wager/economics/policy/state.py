@@ -46,7 +46,7 @@ class PlainStep(NamedTuple):
 
 _NO_PLAIN_STEP = PlainStep()
 _NO_PLAN: dict[str, DraftDecision] = {}
-_NO_DRAFTS: Mapping[str, Draft] = {}
+NO_DRAFTS: Mapping[str, Draft] = {}
 _NONE_COMPUTED: Mapping[str, int] = {}
 _NO_STATES: Mapping[str, PlannedSequence] = {}
 
@@ -92,8 +92,8 @@ class PolicyStep:
     repeated_plan: dict[str, DraftDecision] = _NO_PLAN  # the same without what is done only to learn
     explored: frozenset[str] = frozenset()  # sequences of the plan that draft for exploration only
     explored_catch_up: float = 0.0  # seconds that their drafters were expected to take to catch up
-    drafted: Mapping[str, Draft] = _NO_DRAFTS
-    admitted: Mapping[str, Draft] = _NO_DRAFTS
+    drafted: Mapping[str, Draft] = NO_DRAFTS
+    admitted: Mapping[str, Draft] = NO_DRAFTS
     computed: Mapping[str, int] = _NONE_COMPUTED  # guesses, for sequences whose drafter decides itself how many
     verdicts: Sequence[Verdict] = ()
     record: StepRecord | None = None  # what it took
@@ -262,7 +262,7 @@ class PolicySeconds:
 
     @property
     def resting(self) -> float:
-        """The same in a step without drafts."""
+        """The policy's seconds in a step without drafts that it does not plan."""
         return self._means["plain"][0]
 
     @property
