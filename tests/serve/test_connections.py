@@ -99,6 +99,22 @@ def test_requests_sent_at_once_are_answered_in_order(server: Running) -> None:
     assert counts == [9, 3, 5] and answers.endswith(b'{"status":"ok"}')
 
 
+@pytest.mark.parametrize("size", [1, 100, 100_000])
+def test_an_offer_to_go_on_in_another_protocol_is_not_taken(server: Running, size: int) -> None:
+    """Java's clients offer h2c with each request."""
+    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+    whole, body = http_request(SHORT, more=offer), json.dumps(SHORT).encode()
+    head = whole[: -len(body)].replace(f"content-length: {len(body)}".encode(), b"transfer-encoding: chunked")
+    chunked = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    data = whole + chunked + f"GET /health HTTP/1.1\r\nhost: x\r\n{offer}\r\n".encode() + http_request(SHORT)
+    with server.connect() as connection:
+        for at in range(0, len(data), size):
+            connection.sendall(data[at : at + size])
+        answers = [read_answer(connection) for _ in range(4)]
+    assert [answer.split(b" ")[1] for answer in answers] == [b"200"] * 4
+    assert [b'"completion_tokens":8' in answer for answer in answers] == [True, True, False, True]
+
+
 @pytest.mark.parametrize("bad", [b"nonsense\r\n\r\n", b"GET /health HTTP/1.1\r\na: " + b"x" * 300_000])
 def test_what_is_wrong_behind_a_request_does_not_spoil_its_answer(server: Running, bad: bytes) -> None:
     with server.connect(http_request({**LONG, "stream": True, "n": 8})) as connection:

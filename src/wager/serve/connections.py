@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from wager.serve.errors import ApiError, error_response
@@ -29,6 +30,9 @@ _PIECE_BYTES = 16 << 10
 """Bytes that are parsed at once: a head is too long before it ends. A further one of a
 connection may be longer by them."""
 
+_FRAMING = (b"content-length", b"transfer-encoding")
+"""Headers that say how long a body is."""
+
 _MOST_PIPELINED = 8
 """Requests that may wait behind the one that is answered, before reading pauses."""
 
@@ -43,6 +47,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = self._request_bytes = 0
         self._open: deque[RequestResponseCycle] = deque()  # requests that are not answered yet, oldest first
         self._refused = False  # nothing more is read
+        self._resumes = False  # the next head is none of a request
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # ---- called by the transport -------------------------------------------------------------------------------------
@@ -70,9 +75,22 @@ class BoundedConnection(HttpToolsProtocol):
             rest = rest[most:]
             if self._in_head:
                 self._head_bytes += len(piece)
-            super().data_received(piece)
+            self._parse(piece)
             if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
                 self._refuse(431, f"The head of the request is longer than {MOST_HEAD_BYTES} bytes.")
+
+    def _parse(self, piece: bytes) -> None:
+        """Give the parser some bytes. Where a request offers to go on in another protocol, as all do of Java's clients,
+        the parser ends it at its head. The offer is not taken: its body goes to a new parser."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as offer:
+            lines = [name + b": " + value for name, value in self.headers if name in _FRAMING]
+            self.parser, self._resumes = httptools.HttpRequestParser(self), True
+            self._parse(b"\r\n".join([b"POST / HTTP/1.1", *lines, b"", piece[offer.args[0] :]]))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -85,6 +103,8 @@ class BoundedConnection(HttpToolsProtocol):
     # ---- called by the parser ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if self._resumes:
+            return
         super().on_message_begin()
         self._request_bytes = 0
         if not self._in_head:  # a further request of the connection
@@ -96,6 +116,9 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._resumes:
+            self._resumes = False
+            return
         self._end_head()
         super().on_headers_complete()
         self._open.append(self.cycle)
@@ -103,6 +126,8 @@ class BoundedConnection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():  # the body follows
+            return
         self._stop("rest")
         super().on_message_complete()
 
