@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import threading
 import time
@@ -77,6 +78,25 @@ def test_requests_that_wait_for_a_grammar_are_counted(monkeypatch: pytest.Monkey
             assert server.post(CHAT, SHORT).status_code == 429
         assert [each.result().status_code for each in waiting] == [200] * 3
         assert server.post(CHAT, SHORT).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_a_stream_that_waits_says_so(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """By comments, which clients skip; then it is what it would have been."""
+    body = {"messages": MESSAGES, "max_tokens": 8, "temperature": 0, "stream": True}
+    with running({"max_sequences": 1, "max_context": 8192}) as server, server.client() as http:
+        plain = server.post(path, body).text
+        monkeypatch.setattr("wager.serve.streaming.SILENCE_S", 0.01)
+        with http.stream("POST", CHAT, json={**LONG, "max_tokens": 8000, "n": 8, "stream": True}) as first:
+            lines = first.iter_lines()
+            next(lines)
+            with http.stream("POST", path, json=body) as answer:
+                events = answer.iter_text()
+                assert next(events).startswith(":\n\n")
+                first.close()
+                rest = "".join(events)
+    told, same = ("".join(re.findall('"(?:content|text)":"(.*?)"', text)) for text in (rest, plain))
+    assert told == same != ""
 
 
 def test_the_wait_for_a_grammar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,6 +222,9 @@ log = logging.getLogger("wager.serve")
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
+SILENCE_S = 15.0
+"""Seconds after which an answer that has not begun sends a comment, and again: proxies end what says nothing."""
+
 _LAST_EVENT_S = 5.0
 """Seconds in which the client must take the last event."""
 
@@ -292,15 +295,23 @@ class EventStream(Response):
 
     async def _write_answer(self, write: Callable[[bytes], Any]) -> bytes:
         """The events of the last deltas are returned: they go with the last event of the stream."""
-        data = b""
-        while deltas := await self._answer.next_deltas():
+        data, deltas = b"", await self._first_deltas(write)
+        while deltas:
             data = self._writer.events(deltas)
             if self._answer.ended:
                 break
             if data:
                 await write(data)
                 data = b""
+            deltas = await self._answer.next_deltas()
         return data + await self._last(self._answer.completions())
+
+    async def _first_deltas(self, write: Callable[[bytes], Any]) -> list[ChoiceDelta]:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENCE_S):
+                    return await self._answer.next_deltas()
+            await write(b":\n\n")
 
 
 async def until_gone(receive: Receive) -> None:

@@ -203,6 +203,7 @@ async function* events(response) {
     rest = parts.pop();
     for (const part of parts) {
       if (part === "data: [DONE]") return;
+      if (part.startsWith(":")) continue; // it waits for its first token
       // a seed has more digits than a number holds
       yield JSON.parse(part.slice("data: ".length).replace(/"seed":(\d+)/, '"seed":"$1"'));
     }
