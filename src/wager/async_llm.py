@@ -169,7 +169,7 @@ class AsyncLLM:
             raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
         self._streams[request.id] = stream
         if grammar is not None and grammars is not None and not grammars.has_compiled(grammar):
-            await asyncio.to_thread(grammars.compile, grammar)  # no step waits for it
+            await asyncio.to_thread(grammars.compile, grammar, tenant=request.tenant)  # no step waits for it
         if stream.with_rounds:
             await self.between_steps(lambda: self._record_rounds(request.id))
         if self._streams.get(request.id) is stream:  # not closed meanwhile

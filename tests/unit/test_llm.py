@@ -23,6 +23,7 @@ import torch
 
 import wager
 from wager.async_llm import ChoiceDelta
+from wager.constrain.compiler import GrammarCompiler
 from wager.loading.load import LoadedEngine
 from wager.types import SamplingParams
 
@@ -480,9 +481,9 @@ def test_a_stream_that_is_closed_while_it_starts_does_not_run() -> None:
             compiled, compile_ = asyncio.Event(), llm.engine.grammars.compile  # type: ignore[union-attr]
             loop = asyncio.get_running_loop()
 
-            def slow(grammar: wager.Grammar) -> wager.Grammar:
+            def slow(grammar: wager.Grammar, *, tenant: str) -> wager.Grammar:
                 asyncio.run_coroutine_threadsafe(compiled.wait(), loop).result(30)
-                return compile_(grammar)
+                return compile_(grammar, tenant=tenant)
 
             llm.engine.grammars.compile = slow  # type: ignore[union-attr, method-assign]
             stream = llm.stream("abc", SamplingParams(max_tokens=100, grammar=wager.Grammar.regex("[ab]+")))
@@ -495,6 +496,25 @@ def test_a_stream_that_is_closed_while_it_starts_does_not_run() -> None:
             assert not llm.engine.open_requests
 
     run(work())
+
+
+def test_a_grammar_is_compiled_once_for_its_tenant_and_not_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def compile(self: GrammarCompiler, grammar: wager.Grammar, *, inner: Any = GrammarCompiler._compile) -> Any:
+        threads.append(threading.current_thread().name)
+        return inner(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile)
+
+    async def work() -> None:
+        async with made() as llm:
+            params = SamplingParams(max_tokens=4, grammar=wager.Grammar.regex("[ab]+"))
+            async with llm.open_stream(llm.request((97,), params, tenant="anna")) as stream:
+                await stream.complete()
+
+    run(work())
+    assert len(threads) == 1 and "wager-engine" not in threads
 
 
 @pytest.mark.slow
