@@ -235,6 +235,28 @@ def test_a_body_does_not_wait_for_all_of_another_key(reader: BodyReader) -> None
     assert max([asyncio.run(places(blanks)) for blanks in (0, QUICK_BYTES)]) <= 3
 
 
+def test_a_check_of_an_answer_waits_its_turn(reader: BodyReader) -> None:
+    """A pattern may take its five seconds for each choice of an answer; bodies of other keys go between them."""
+
+    async def places() -> int:
+        done: list[str] = []
+
+        async def check() -> None:
+            assert await reader.check({"const": 1}, "1", tenant="anna") == []
+            done.append("anna")
+
+        async def read() -> None:
+            await reader.read("completion", b'{"prompt": "a"}' + b" " * QUICK_BYTES, "x", tenant="ben")
+            done.append("ben")
+
+        tasks = [asyncio.create_task(check()) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*tasks, asyncio.create_task(read()))
+        return done.index("ben")
+
+    assert asyncio.run(places()) <= 3
+
+
 def test_bodies_of_one_key_leave_room_for_those_of_others() -> None:
     keys = ("anna-0123456789abcdef", "ben-0123456789abcdef")
     more = [f"authorization: Bearer {key}\r\n" for key in keys]

@@ -75,11 +75,12 @@ class BodyReader:
             finally:
                 await asyncio.sleep(0)
 
-    async def check(self, schema: Mapping[str, Any], text: str) -> list[str]:
+    async def check(self, schema: Mapping[str, Any], text: str, *, tenant: str = NO_TENANT) -> list[str]:
         """What an answer breaks of a schema: in the process, which is ended if it takes too long."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, self._check_beside, schema, text)
+            async with self._long.turn(tenant):
+                return await loop.run_in_executor(self._thread, self._check_beside, schema, text)
         except ApiError:
             return [f"The answer could not be checked in {CHECK_S:g} s."]
 

@@ -83,7 +83,7 @@ class Generation:
                 return Response(status_code=499)  # nobody reads it
             if not parsed.answers:
                 none = [_no_answer(prompt) for prompt in parsed.prompts for _ in range(parsed.params.n)]
-                return await self._written(parsed, None, none, scores)
+                return await self._written(parsed, None, none, scores, tenant)
             requests = await self._requests(parsed, own)
             answer = await stack.enter_async_context(self.llm.open_stream(*requests))
             log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}
@@ -98,7 +98,7 @@ class Generation:
                 completions = await self._complete(http, answer, until=until)
                 if completions is None:
                     return Response(status_code=499)
-                return await self._written(parsed, answer, completions, scores, tenant=tenant)
+                return await self._written(parsed, answer, completions, scores, tenant)
             writer, last = self._writer(parsed, answer, tenant)
             headers = warning_headers(parsed.warnings)
             events = EventStream(answer, writer, last=last, until=until, late=self._late(), headers=headers)
@@ -217,7 +217,8 @@ class Generation:
                 if error := failed_answer(completion):
                     return blocks.failed(error)
                 further = _further(
-                    await self._checked(parsed, completions), await self._receipts(parsed, answer, completions)
+                    await self._checked(parsed, completions, tenant),
+                    await self._receipts(parsed, answer, completions),
                 )
                 size, usage = _size(parsed, completions), parsed.usage(completions)
                 data, response = await _beside(size, lambda: blocks.last(completion, usage, further))
@@ -239,18 +240,18 @@ class Generation:
 
         async def last(completions: Sequence[Completion]) -> bytes:
             receipts = await self._receipts(parsed, answer, completions)
-            return writer.last(completions, await self._checked(parsed, completions), receipts)
+            return writer.last(completions, await self._checked(parsed, completions, tenant), receipts)
 
         return writer, last
 
-    async def _checked(self, parsed: ParsedRequest, completions: Sequence[Completion]) -> list[str]:
+    async def _checked(self, parsed: ParsedRequest, completions: Sequence[Completion], tenant: str) -> list[str]:
         """What complete answers break of schemas that their grammar lacks a part of."""
         found: list[str] = []
         for completion in completions if parsed.checks else ():
             if completion.finish_reason == "stop":
                 for name, text in _parts(parsed, completion):
                     if schema := parsed.checks.get(name):
-                        found += await self.bodies.check(schema, text)
+                        found += await self.bodies.check(schema, text, tenant=tenant)
         if found:
             log.warning("an answer breaks its schema, or could not be checked")
         return found
@@ -293,13 +294,12 @@ class Generation:
         answer: AsyncOutputStream | None,
         completions: Sequence[Completion],
         scores: Sequence[Sequence[TokenLogprob]],
-        *,
-        tenant: str = "",
+        tenant: str,
     ) -> Response:
         """A whole answer; `answer` is None where the prompts alone were wanted."""
         for completion in completions:
             _check_ended(completion)
-        warnings = await self._checked(parsed, completions)
+        warnings = await self._checked(parsed, completions, tenant)
         receipts = await self._receipts(parsed, answer, completions) if answer is not None else []
         further = _further(warnings, receipts)
         size = _size(parsed, completions, scores)
