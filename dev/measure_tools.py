@@ -15,7 +15,7 @@ import click
 
 import wager
 from wager.serve.bodies import ChatBody
-from wager.serve.formats import CallWriter, whole_calls
+from wager.serve.formats import read_calls
 from wager.serve.parsing import ChatTools, template_message
 
 
@@ -99,7 +99,7 @@ def main(model: str, choice: str, chat_template: str | None) -> None:
             prompt = llm.tokenizer.encode_parts(llm.tokenizer.chat_parts(turns, variables=variables))
             params = wager.SamplingParams(max_tokens=80, grammar=tools.grammar)
             answer: Any = llm.generate(prompt, params)
-            calls = whole_calls(CallWriter(tools.form).push(answer.text, last=True))
+            calls = read_calls(tools.form, answer.text)[1]
             called = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
             named = [found for found, _ in called] == ([name] if name else [])
             right = named and (not name or _same(called[0][1], arguments))

@@ -23,7 +23,7 @@ EXAMPLES = int(os.environ.get("WAGER_FUZZ_EXAMPLES", "150"))
 """150 take some seconds."""
 
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 @pytest.fixture(scope="module")

@@ -133,10 +133,11 @@ def test_what_is_demanded_may_be_written_and_nothing_else(name: str) -> None:
     auto = tool_grammar(TOOLS, "auto", form=form)
     named = tool_grammar(TOOLS, {"type": "function", "function": {"name": "weather"}}, form=form)
     single = tool_grammar(TOOLS, "required", form=form, parallel=False)
+    once = tool_grammar(TOOLS, "auto", form=form, parallel=False)
     for calls in ([CALL], [NOW], [CALL, NOW, CALL]):
         ids = tokens(form, written(form, calls))
         assert accepts(required, ids), (name, calls)
-        assert accepts(single, ids) == (len(calls) == 1)
+        assert accepts(single, ids) == accepts(once, ids) == (len(calls) == 1)
         assert accepts(named, ids) == (calls == [CALL])
     assert accepts(auto, tokens(form, written(form, [CALL]))) and accepts(auto, list(b"The weather is fine."))
     assert accepts(auto, [])
@@ -215,6 +216,37 @@ def test_an_answer_that_was_cut_off_has_its_parts_in_one_order_whole_and_streame
             assert [(b.name, b.text) for b in whole.blocks] == [(b.name, b.text) for b in streamed.blocks], (form, end)
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_tag_without_a_call_is_text_that_does_not_wait_and_calls_may_follow(size: int) -> None:
+    for form in (FORMS["hermes"], FORMS["mistral"]):
+        tag = (form.opening + form.begin).strip()
+        for wrong in (
+            f"Write {tag} first.",
+            f'{tag}{{"name": "a\nb", "{form.arguments}": 1}}',
+            f'{tag}{{"name": "now", 1',
+        ):
+            text = f"{wrong} {written(form, [CALL])}"
+            blocks = BlockReader(form)
+            for at in range(0, len(text), size):
+                list(blocks.push(OutputDelta("r", 0, text=text[at : at + size])))
+                told = sum(len(block.text) for block in blocks.blocks)
+                assert size == 1000 or at > len(wrong) or told > at - 60
+            assert [(block.name, block.text) for block in blocks.blocks] == [(None, wrong), CALL], (form, wrong)
+    parser = ToolCallParser(FORMS["llama3"])
+    assert parser.push('{"name": "Ann", "age"').content == '{"name": "Ann", "age"'
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("value", ["5", "null", '"a } b"', "[1, [2]]"])
+def test_arguments_that_are_no_object_end_where_the_call_does(value: str, size: int) -> None:
+    for form in FORMS.values():
+        text = shown(form, written(form, [ToolCall("now", value), NOW]))
+        blocks = BlockReader(form)
+        for at in range(0, len(text), size):
+            list(blocks.push(OutputDelta("r", 0, text=text[at : at + size])))
+        assert [(block.name, block.text) for block in blocks.blocks] == [("now", value), NOW], form
+
+
 def test_arguments_stream_before_the_call_is_whole() -> None:
     parser = ToolCallParser(FORMS["hermes"])
     assert parser.push('Well, <tool_call>\n{"name": "now", "arguments": {"a"').content == "Well,"
@@ -229,7 +261,13 @@ def test_arguments_stream_before_the_call_is_whole() -> None:
         ({}, "auto", "must be a list"),
         ([{"type": "code"}], "auto", r"tools\[0\] is no function"),
         ([{"function": {"name": "a b"}}], "auto", "has the name 'a b'"),
+        ([{"function": {"name": "a" * 129}}], "auto", "has the name"),
         ([{"function": {"name": "a", "parameters": []}}], "auto", "no JSON schema"),
+        (
+            [{"function": {"name": "a", "parameters": {"type": ["array", "null"]}}}],
+            "auto",
+            r'of type \["array", "null"\]',
+        ),
         ([*TOOLS, TOOLS[0]], "auto", "'weather' twice"),
         (TOOLS, "sometimes", "tool_choice"),
         (TOOLS, {"function": {"name": "other"}}, '"other", which is not'),

@@ -14,13 +14,16 @@ _LEFT_OUT = {"not", "uniqueItems", "if", "then", "else", "propertyNames", "conta
 _LEFT_OUT |= {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"}
 """Keywords that a grammar cannot enforce. A schema without them allows more."""
 
+_SILENT = {"description", "title", "default", "examples", "example", "$comment", "deprecated", "readOnly", "writeOnly"}
+"""Keywords that change nothing: descriptions are most of the text of an agent's tools."""
+
 _ENFORCED_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 _ENFORCED_FORMATS |= {"unknown"}
 _ANNOTATIONS = frozenset(["binary", "byte", "password", "float", "double", "int32", "int64"])
 """Formats of OpenAPI that every text has."""
 
-_BEYOND_REGULAR = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\(\?P=")
-"""Look-arounds and references to groups."""
+_BEYOND_REGULAR = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9bB]|\(\?P=")
+"""Look-arounds, of which borders of words are some, and references to groups."""
 
 _COMBINING = {"allOf", "patternProperties", "if", "dependentSchemas", "dependencies", "unevaluatedProperties"}
 """Keywords that say more about an object's properties elsewhere."""
@@ -58,6 +61,8 @@ def _relaxed(schema: Any, names: dict[str, None], *, closes: bool) -> Any:
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
+        if key in _SILENT:
+            continue
         if key in _LEFT_OUT:
             if not (key == "uniqueItems" and value is False):
                 names[key] = None
@@ -82,7 +87,7 @@ def _relaxed(schema: Any, names: dict[str, None], *, closes: bool) -> Any:
     if isinstance(found.get("oneOf"), list) and isinstance(found.get("allOf", []), list):
         _any_of_one(found, names)
     properties, required = found.get("properties"), found.get("required") or []
-    if closes and properties and isinstance(properties, Mapping) and isinstance(required, list):
+    if closes and isinstance(properties, Mapping) and isinstance(required, list):
         named = [name for name in required if isinstance(name, str) and name in properties]
         if len(named) == len(required):
             found.setdefault("additionalProperties", False)

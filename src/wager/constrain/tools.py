@@ -21,7 +21,7 @@ MAX_TOOLS = 128
 
 _TOOL_KEYS = ("type", "function")
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")  # schemas are enforced, whatever strict says
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI's have 64 at most, Anthropic's 128
 _TAG = re.compile(r"</?\w+>|<\|\w+\|>|\[[A-Z_]+\]")
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -172,7 +172,7 @@ def _free_start(form: ToolFormat, *, parallel: bool) -> list[str]:
     several = parallel and form.closing
     more = f"({json.dumps(form.separator)} {' '.join(_terminal(form.begin, form))} {one})*" if several else ""
     return [
-        "start: tagged* TEXT" if parallel and not form.closing else "start: tagged? TEXT",
+        "start: tagged* TEXT" if parallel and not form.closing else "start: tagged | TEXT",
         r"TEXT: /(.|\n)*/",
         f"before[lazy]: TEXT {json.dumps(tag, ensure_ascii=False)}",
         f"tagged: before {one} {more} {' '.join(_terminal(form.closing, form))}",
@@ -189,9 +189,11 @@ def _terminal(text: str, form: ToolFormat) -> list[str]:
 
 
 def _call_schema(tool: Tool, form: ToolFormat) -> str:
+    arguments = _moved(tool.parameters, form.arguments)
+    arguments.pop("$id", None)  # references would be to it
     schema = {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, form.arguments: _moved(tool.parameters, form.arguments)},
+        "properties": {"name": {"const": tool.name}, form.arguments: {**arguments, "type": "object"}},
         "required": ["name", form.arguments],
         "additionalProperties": False,
         "x-guidance": _ONE_LINE,
@@ -209,7 +211,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def _moved_ref(reference: Any, place: str) -> Any:
-    local = isinstance(reference, str) and reference.startswith("#")
+    local = isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))  # others name anchors
     return f"#/properties/{place}{reference[1:]}" if local else reference
 
 
@@ -243,9 +245,12 @@ def _read_tool(tool: object, number: int) -> Tool:
     name = function.get("name")
     parameters = function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f"{where} has the name {name!r}.", "Names have 1 to 64 letters, digits, _ . and -.")
+        raise UsageError(f"{where} has the name {name!r}.", "Names have 1 to 128 letters, digits, _ . and -.")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise UsageError(f"{where} has parameters that are no JSON schema.", "Give an object, or leave them out.")
+    kind = (parameters or {}).get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise UsageError(f"{where} has parameters of type {json.dumps(kind)[:80]}.", "They are an object.")
     description = function.get("description") or ""
     return Tool(name, str(description), dict(parameters or {"type": "object", "properties": {}}))
 
@@ -253,7 +258,8 @@ def _read_tool(tool: object, number: int) -> Tool:
 # ---- calls in an answer ----------------------------------------------------------------------------------------------
 
 
-_STRING = r'"(?:[^"\\]|\\.)*"'
+_BEGUN = re.compile(r'\{"name":"[a-zA-Z0-9_.-]*(?:"(.*))?')
+"""A call whose name has begun, without blanks, and what follows the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +297,8 @@ class AnswerDelta:
 class ToolCallParser:
     """Reads an answer in `form` piece by piece: give every text to `push`.
 
-    Text that might be the beginning of a call is held back until it is certain. What looks like a call and has no name
-    is content. Where no tag is shown, an answer has calls only if it begins with them.
+    Text that might be the beginning of a call is held back until it is certain. A tag without a call behind it is
+    content. Where no tag is shown, an answer has calls only if it begins with them.
     """
 
     def __init__(self, form: ToolFormat) -> None:
@@ -302,7 +308,8 @@ class ToolCallParser:
         self._end = _visible(form.end, form).strip()
         before = [r"[\s,;]", *(re.escape(text.strip()) for text in (begin, opening) if text.strip())]
         self._skipped = re.compile(f"(?:{'|'.join(before)})*")
-        self._head = re.compile(rf"\{{\s*\"name\"\s*:\s*({_STRING})\s*,\s*\"{form.arguments}\"\s*:\s*(?=\S)", re.DOTALL)
+        self._arguments = form.arguments
+        self._head = re.compile(rf'\{{\s*"name"\s*:\s*"({_NAME.pattern})"\s*,\s*"{form.arguments}"\s*:\s*(?=\S)')
         self._closing = [text for text in (self._end, _visible(form.closing, form).strip()) if text]
         self._held = ""
         self._pushed = 0  # characters
@@ -321,14 +328,15 @@ class ToolCallParser:
             pass
         if last:
             if self._state in ("content", "start", "call"):
-                self._add_text(self._held)
+                self._add_beginning(len(self._held))
             self._held = ""
         return AnswerDelta(tuple(self._parts))
 
-    def _add_text(self, text: str) -> None:
-        """Add what the text that is held back begins with."""
-        if text:
-            self._parts.append(TextDelta(text, self._pushed - len(self._held)))
+    def _add_beginning(self, size: int) -> None:
+        """Add so many characters of what is held back to the content."""
+        if size:
+            self._parts.append(TextDelta(self._held[:size], self._pushed - len(self._held)))
+            self._held = self._held[size:]
 
     def _step(self, *, last: bool) -> bool:
         """Go on by one part of the answer, as far as it is known; whether to go on."""
@@ -345,18 +353,14 @@ class ToolCallParser:
     def _read_content(self, *, last: bool) -> bool:
         """Text up to the tag of a call, as far as it cannot be a part of one."""
         if not self._tag:
-            self._add_text(self._held)
-            self._held = ""
+            self._add_beginning(len(self._held))
             return False
         at = self._held.find(self._tag)
         if at >= 0:
-            self._add_text(self._held[:at].rstrip())
-            self._held = self._held[at:]
+            self._add_beginning(len(self._held[:at].rstrip()))  # blanks before a call are none of the text
             self._state = "call"
             return True
-        kept = 0 if last else _kept(self._held, self._tag)
-        self._add_text(self._held[: len(self._held) - kept])
-        self._held = self._held[len(self._held) - kept :]
+        self._add_beginning(len(self._held) - (0 if last else _kept(self._held, self._tag)))
         return False
 
     def _read_start(self) -> bool:
@@ -372,13 +376,24 @@ class ToolCallParser:
         rest = self._held[skipped.end() if skipped else 0 :].removeprefix("[" if not self._tag else "")
         head = self._head.match(rest)
         if head is None:
-            return False
-        self._parts.append(ToolCallDelta(self.calls, json.loads(head[1])))
+            if self._may_begin("".join(rest.split())):
+                return False
+            self._add_beginning(len(self._held) - len(self._held.lstrip()) + 1)  # behind which the next tag is found
+            self._state = "content"
+            return True
+        self._parts.append(ToolCallDelta(self.calls, head[1]))
         self.calls += 1
         self._held = rest[head.end() :]
         self._state = "arguments"
         self._value = _JsonValue()
         return True
+
+    def _may_begin(self, text: str) -> bool:
+        """Whether a call may begin with a text, given without blanks."""
+        begun = _BEGUN.fullmatch(text)
+        if begun is None:
+            return '{"name":"'.startswith(text)
+        return begun[1] is None or f',"{self._arguments}":'.startswith(begun[1])
 
     def _read_arguments(self) -> bool:
         count = self._value.take(self._held)
@@ -407,7 +422,7 @@ class ToolCallParser:
 
 
 class _JsonValue:
-    """Where a JSON object ends in a text that grows."""
+    """Where a JSON value within an object ends in a text that grows."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -427,10 +442,10 @@ class _JsonValue:
             elif character in "{[":
                 self._depth += 1
             elif character in "}]":
+                self.ended = self._depth <= 1
+                if self.ended:
+                    return count if self._depth else count - 1  # a number or a text ends before what it stands in
                 self._depth -= 1
-                if not self._depth:
-                    self.ended = True
-                    return count
         return len(text)
 
 

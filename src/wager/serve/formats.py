@@ -171,9 +171,8 @@ class ChatFormat:
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
         reason: str = completion.finish_reason
         if self._calls is not None:
-            written = CallWriter(self._calls).push(completion.text, last=True)
-            calls = whole_calls(written)
-            message["content"] = written.get("content") or (None if calls else "")
+            content, calls = read_calls(self._calls, completion.text)
+            message["content"] = content or (None if calls else "")
             if calls:
                 message["tool_calls"] = calls
                 if self._called == "function_call":
@@ -248,15 +247,11 @@ def _call_part(call: ToolCallDelta) -> dict[str, Any]:
     return {"index": call.index, "id": new_call_id(), "type": "function", "function": function}
 
 
-def whole_calls(delta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The calls of a whole answer, from the `delta` of all its text."""
-    calls: list[dict[str, Any]] = []
-    for part in delta.get("tool_calls", ()):
-        if "id" in part:
-            calls.append({key: part[key] for key in ("id", "type", "function")})
-        else:
-            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
-    return calls
+def read_calls(form: ToolFormat, text: str) -> tuple[str | None, list[dict[str, Any]]]:
+    """The content of a whole answer, if it has one, and its calls."""
+    delta = CallWriter(form).push(text, last=True)
+    keys = ("id", "type", "function")
+    return delta.get("content"), [{key: call[key] for key in keys} for call in delta.get("tool_calls", ())]
 
 
 def token_text(value: bytes) -> str:

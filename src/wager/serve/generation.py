@@ -21,7 +21,7 @@ from wager.receipts import Receipt, check_rule
 from wager.serve.bodies import ChatBody
 from wager.serve.body_process import BodyKind, BodyReader
 from wager.serve.errors import ApiError, failed_answer, field_error
-from wager.serve.formats import CallWriter, EchoedPrompt, encoded, encoded_in_parts, prompt_logprobs, whole_calls
+from wager.serve.formats import EchoedPrompt, encoded, encoded_in_parts, prompt_logprobs, read_calls
 from wager.serve.limits import Admission, BodyLimits, ServeOptions, Turns
 from wager.serve.metrics import Metrics
 from wager.serve.parsing import ParsedRequest
@@ -369,7 +369,7 @@ def _no_answer(prompt: Sequence[int]) -> Completion:
 
 def _parts(parsed: ParsedRequest, completion: Completion) -> list[tuple[str, str]]:
     """The calls of a choice, by name, or its text under ""."""
-    calls = whole_calls(CallWriter(parsed.calls).push(completion.text, last=True)) if parsed.calls else []
+    calls = read_calls(parsed.calls, completion.text)[1] if parsed.calls else []
     named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     return named or [("", completion.text)]
 
