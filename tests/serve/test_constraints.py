@@ -12,7 +12,9 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from serve.serving import CHAT, MESSAGES, NAME, Running, running, tool
 from wager.constrain.tools import ToolFormat
+from wager.models.random_models import byte_tokenizer
 from wager.serve.formats import CallWriter
+from wager.serve.parsing import BodyParser, ParsingContext
 
 SCHEMA: Any = {
     "type": "object",
@@ -97,6 +99,16 @@ def test_the_clients_own_assembly_of_a_stream_is_the_whole_answer(
         assert not calls
     elif choice != "auto":
         assert calls
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_a_function_without_parameters_is_called_without_arguments(server: Running, parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "now", "parameters": parameters}}]
+    body = {"messages": MESSAGES, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    body |= {"max_tokens": 100, "seed": 1, "logit_bias": {str(ord('"')): 100}}  # with which a name would begin
+    [choice] = server.post(CHAT, body).json()["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": "{}"}
 
 
 def test_without_permission_what_looks_like_a_call_is_text(server: Running) -> None:
@@ -186,3 +198,20 @@ def test_earlier_calls_are_written_in_it(form: tuple[Running, tuple[str, str, st
     shown = opening.replace("{# ipython #}", "")
     assert f'{shown}{{"name": "weather", "{arguments}": {{"at": "Röm"}}}}{closing}<|im_end|>' in prompt
     assert prompt.endswith("<|im_start|>tool\nrain<|im_end|>\n<|im_start|>assistant\n")
+    without = server.post("/tokenize", {"messages": messages}).json()["tokens"]
+    assert prompt.endswith(server.post("/detokenize", {"tokens": without}).json()["prompt"])
+
+
+_MISTRAL = """{% for message in messages %}{% for call in message.tool_calls or [] %}
+{% if call.id|length != 9 %}{{ raise_exception("9 characters") }}{% endif %}[TOOL_CALLS]{{ call.id }}
+{% endfor %}{% if message.role == "tool" %}{{ message.tool_call_id }}{% endif %}{{ message.content }}{% endfor %}"""
+
+
+def test_ids_of_calls_are_as_long_as_templates_of_mistral_want_them() -> None:
+    tokenizer = byte_tokenizer(512, where="toy").with_chat_template(_MISTRAL)
+    parser = BodyParser(ParsingContext(["x"], tokenizer, 512, 64, 512, 1.0))
+    call = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
+    body = {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}, result]}
+    [prompt] = parser.chat(json.dumps(body).encode(), "x").prompts
+    assert parser.model.tokenizer.decode(prompt).count("789abcdef") == 2

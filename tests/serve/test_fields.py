@@ -76,7 +76,8 @@ def test_fields_that_are_not_known_are_left_out_by_name(server: Running, caplog:
 
 def test_other_names_of_a_field(server: Running) -> None:
     body = {name: value for name, value in SHORT.items() if name != "max_tokens"}
-    assert server.post(CHAT, {**body, "n_predict": 5}).json()["usage"]["completion_tokens"] == 5
+    for asked in ({"n_predict": 5}, {"n_predict": None, "max_tokens": 5}, {"n_predict": 5, "max_tokens": None}):
+        assert server.post(CHAT, {**body, **asked}).json()["usage"]["completion_tokens"] == 5
     plain = {"messages": MESSAGES, "max_tokens": 40, "seed": 1}
     for guided in (
         {"guided_choice": ["red", "blue"]},
@@ -90,7 +91,8 @@ def test_other_names_of_a_field(server: Running) -> None:
     for guided in (
         {"guided_json": schema},
         {"guided_json": json.dumps(schema)},
-        {"structured_outputs": {"json": schema}},
+        {"structured_outputs": {"json": schema, "json_object": False}},
+        {"response_format": {"type": "json_object", "schema": schema}},
     ):
         assert json.loads(server.text({**plain, **guided})) == {"a": 1}
 

@@ -375,6 +375,9 @@ def test_a_last_message_of_the_assistant_is_continued(server: Running) -> None:
     asked = found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"]
     plain = server.post("/tokenize", {"messages": MESSAGES}).json()["count"]
     assert asked == same["usage"]["prompt_tokens"] == plain + len("one two")
+    for nothing in ("", [], [{"type": "thinking", "thinking": "Well.", "signature": "x"}]):
+        begun = [*MESSAGES, {"role": "assistant", "content": nothing}]
+        assert server.post(f"{ANTHROPIC}/count_tokens", {"messages": begun}).json() == {"input_tokens": plain}
 
 
 def test_how_to_answer_is_not_dropped_in_silence(server: Running) -> None:
@@ -406,7 +409,7 @@ def test_errors_of_messages_have_their_own_form() -> None:
             found = server.post(ANTHROPIC, body, headers=headers)
             value = found.json()
             assert (found.status_code, value["type"], value["error"]["type"]) == (status, "error", kind)
-            assert value["request_id"] == found.headers["x-request-id"]
+            assert value["request_id"] == found.headers["x-request-id"] == found.headers["request-id"]
             assert ("'max_tokens' is missing" in value["error"]["message"]) == (status == 400)
         headers = {"x-api-key": KEYS[0], "anthropic-version": "2023-06-01"}
         lost = server.post("/messages", {}, headers=headers).json()

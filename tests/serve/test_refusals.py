@@ -197,6 +197,7 @@ def server() -> Iterator[Running]:
 
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}
 WIZARD: Any = {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}
+LARGE: Any = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 70_000]}}}
 PICTURE: Any = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]
 LONG_TEXT = "x" * 5000
 
@@ -276,6 +277,8 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"prediction": {"type": "content", "content": LONG_TEXT}}, "prediction", None, ()),
     ({"response_format": {"type": "json_schema"}}, "response_format", None, ()),
     ({"response_format": WIZARD}, "response_format", None, ()),
+    ({"response_format": LARGE}, "response_format", None, ("at most 65536",)),
+    ({"response_format": {**FORMAT, "schema": {}}}, "response_format", None, ()),
     ({"response_format": FORMAT, "ignore_eos": True}, "ignore_eos", None, ()),
     ({"guided_regex": "a", "tools": function()}, "guided_regex", None, ()),
     ({"tool_choice": "required"}, "tool_choice", None, ()),

@@ -121,7 +121,7 @@ class Server:
                     allow_origins=self.options.cors,
                     allow_methods=("GET", "POST", "DELETE"),
                     allow_headers=("*",),
-                    expose_headers=("x-request-id", "x-wager-warning", "retry-after"),
+                    expose_headers=("x-request-id", "request-id", "x-wager-warning", "retry-after"),
                 ),
             )
         errors = {WagerError: _refuse, HTTPException: _refuse_http}
@@ -361,7 +361,7 @@ class AccessMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update({"x-request-id": request_id, "request-id": request_id})
             await send(message)
 
         try:

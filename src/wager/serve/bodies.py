@@ -190,38 +190,39 @@ class SamplingFields(Strict):
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
-    def constraint(self) -> Constraint | None:
-        """What the answer must be. ApiError names a field that is wrong, or the second of two."""
+    def constraining(self) -> str:
+        """The field that says what the answer must be. ApiError names the second of two."""
         asked = [
             name
-            for name in ("response_format", *(f"guided_{kind}" for kind in _GUIDED), "structured_outputs")
+            for name in _CONSTRAINING
             if getattr(self, name) is not None and getattr(getattr(self, name), "type", "") != "text"
         ]
         if len(asked) > 1:
             raise field_error(asked[1], f"{asked[0]} and {asked[1]} exclude each other.", "Send one.")
-        if not asked:
-            return self.response_format.constraint if self.response_format else None
-        [name] = asked
-        if name == "response_format":
-            return self.response_format.constraint if self.response_format else None
-        chosen: Any = self.structured_outputs
-        values = {kind: getattr(self, f"guided_{kind}") for kind in _GUIDED}
-        if chosen is not None:
-            values = {kind: getattr(chosen, "json_" if kind == "json" else kind) for kind in _GUIDED}
-            values["json_object"] = chosen.json_object or None
-        given = {kind: value for kind, value in values.items() if value is not None}
-        if len(given) != 1:
-            raise field_error(
-                name, f"{name} has {len(given)} constraints.", "Send one of json, regex, choice, grammar."
-            )
-        [(kind, value)] = given.items()
+        return (*asked, "response_format")[0]
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer must be. ApiError names a field that is wrong."""
+        name = self.constraining
         try:
+            if name == "response_format":
+                return self.response_format.constraint if self.response_format else None
+            kind, value = name.removeprefix("guided_"), getattr(self, name)
+            if isinstance(value, StructuredOutputs):
+                given = [item for item in value.model_dump(by_alias=True).items() if item[1] not in (None, False)]
+                if len(given) != 1:
+                    hint = "Send one of json, regex, choice, grammar."
+                    raise field_error(name, f"{name} has {len(given)} constraints.", hint)
+                [(kind, value)] = given
             return _constraint(kind, value, name)
         except UsageError as error:
             raise field_error(name, error.message, error.hint) from None
 
 
-_GUIDED = ("json", "regex", "choice", "grammar")
+_CONSTRAINING = (
+    *("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+)
 
 
 def _constraint(kind: str, value: Any, field: str) -> Constraint:
@@ -248,16 +249,19 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")  # of a json_object, as llama.cpp's server has it
 
     @property
     def constraint(self) -> Constraint | None:
         """ApiError if the schema is missing or not wanted."""
-        if (self.type == "json_schema") != (self.json_schema is not None):
+        wrong = self.schema_ is not None and self.type != "json_object"
+        if wrong or (self.type == "json_schema") != (self.json_schema is not None):
             message = f"response_format of type {self.type!r} does not go with what it has."
             hint = "A json_schema is given with type json_schema, and only there."
             raise field_error("response_format", message, hint)
-        if self.json_schema is not None:
-            return Constraint.of_schema(self.json_schema.schema_, "response_format")
+        schema = self.json_schema.schema_ if self.json_schema is not None else self.schema_
+        if schema is not None:
+            return Constraint.of_schema(schema, "response_format")
         return Constraint(Grammar.json_object()) if self.type == "json_object" else None
 
 
@@ -287,6 +291,30 @@ class TextContent(Strict):
 
 def _text(content: str | Sequence[TextContent] | None) -> str:
     return content or "" if content is None or isinstance(content, str) else "".join(part.text for part in content)
+
+
+def read_parts(content: Any, place: str, param: str, *, kinds: Sequence[str] = ("text",), joint: str = "\n") -> str:
+    """The text of a content that is one, or has parts of these kinds. ApiError names the part that is none."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content if isinstance(content, list) else [content]):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        text = part.get("refusal" if kind == "refusal" else "text") if kind in kinds else None
+        if not isinstance(text, str):
+            message = f"The part {place}.{number} of type {str(kind)[:40]!r} is not possible."
+            raise field_error(param, message, "Send text: this model reads nothing else.")
+        texts.append(text)
+    return joint.join(texts)
+
+
+def leave_out_tool(number: int, tool: Mapping[str, Any], left_out: list[str] | None, hint: str) -> None:
+    """A tool that only another server has is named in `left_out`, since a model that is not offered it can do without.
+    Without that list ApiError."""
+    what = f"tools.{number} of type {str(tool.get('type'))[:40]!r}"
+    if left_out is None:
+        raise field_error("tools", f"{what} is not possible.", hint)
+    left_out.append(what)
 
 
 class ChatMessage(Strict):
@@ -404,8 +432,9 @@ _MOST_NAMED = 5
 
 
 def _rename(values: dict[str, Any], name: str, field: str) -> None:
-    value = values.pop(name)
-    if values.setdefault(field, value) != value:
+    given = [each for each in (values.pop(name), values.get(field)) if each is not None]
+    values[field] = given[0] if given else None
+    if given[1:] not in ([], given[:1]):
         raise field_error(name, f"{name} and {field} are one field, and differ.", "Send one of the two.")
 
 

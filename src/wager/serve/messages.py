@@ -14,7 +14,7 @@ from wager.constrain.tools import ToolFormat
 from wager.errors import WagerError
 from wager.models.tokenizer import Tokenizer
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, named_event
-from wager.serve.bodies import ChatBody, Finite, Items, Strict, read_fields
+from wager.serve.bodies import ChatBody, Finite, Items, Strict, leave_out_tool, read_fields, read_parts
 from wager.serve.errors import field_error, messages_error
 from wager.types import Completion
 
@@ -72,14 +72,17 @@ def as_chat(body: TokenCountBody, left_out: list[str] | None) -> ChatBody:
     """The chat that a body asks for. A last message of the assistant is continued."""
     messages: list[dict[str, Any]] = []
     if body.system:
-        messages.append({"role": "system", "content": _text(body.system, "system", "system")})
+        messages.append({"role": "system", "content": read_parts(body.system, "system", "system")})
     for number, turn in enumerate(body.messages):
         _add_turn(messages, turn, f"messages.{number}")
     values: dict[str, Any] = {"messages": messages}
     if body.output_config and body.output_config.effort:  # not of a chat, where it may say to think at all
         values["chat_template_kwargs"] = {"reasoning_effort": body.output_config.effort}
     if body.messages[-1].role == "assistant":
-        values["continue_final_message"] = True
+        if messages[-1]["content"] or "tool_calls" in messages[-1]:
+            values["continue_final_message"] = True
+        else:  # an answer that begins with nothing
+            messages.pop()
     choice, parallel = _tool_choice(body.tool_choice)
     tools = _tools(body.tools or (), left_out)
     values |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
@@ -106,7 +109,7 @@ def _add_turn(messages: list[dict[str, Any]], turn: TurnOfMessages, place: str) 
             function = {"name": block.get("name"), "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and turn.role == "user":
-            text = _text(block.get("content") or "", f"{where}.content", "messages")
+            text = read_parts(block.get("content") or "", f"{where}.content", "messages")
             given = block.get("tool_use_id")
             call = None if given is None else str(given)
             messages.append({"role": "tool", "tool_call_id": call, "content": text})
@@ -118,20 +121,6 @@ def _add_turn(messages: list[dict[str, Any]], turn: TurnOfMessages, place: str) 
     if texts or calls or turn.role == "assistant":
         found = {"role": turn.role, "content": "\n".join(texts) if turn.role == "user" else "".join(texts)}
         messages.append({**found, **({"tool_calls": calls} if calls else {})})
-
-
-def _text(content: Any, place: str, param: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for number, block in enumerate(content if isinstance(content, list) else [content]):
-        text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
-        if not isinstance(text, str):
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            message = f"The block {place}.{number} of type {str(kind)[:40]!r} is not possible."
-            raise field_error(param, message, "Send text: this model reads nothing else.")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 _OF_TOOL = ("type", "input_schema", "cache_control")
@@ -148,11 +137,8 @@ def _tools(given: Sequence[Mapping[str, Any]], left_out: list[str] | None) -> li
         elif tool.get("type") == "function":
             hint = 'Here a tool is {"name": ..., "description": ..., "input_schema": ...}.'
             raise field_error("tools", f"tools.{number} has the form of OpenAI's API.", hint)
-        elif left_out is None:
-            message = f"tools.{number} of type {str(tool.get('type'))[:40]!r} is not possible."
-            raise field_error("tools", message, "Leave it out: tools with an input_schema are called here.")
         else:
-            left_out.append(f"tools.{number} of type {str(tool.get('type'))[:40]!r}")
+            leave_out_tool(number, tool, left_out, "Leave it out: tools with an input_schema are called here.")
     return found
 
 

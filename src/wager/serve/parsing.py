@@ -105,7 +105,6 @@ class ParsedRequest:
     stream_options: StreamOptions
     speculation_stats: bool
     receipts: bool = False
-    has_tools: bool = False
     calls: ToolFormat | None = None
     predicted: bool = False
     calls_functions: bool = False
@@ -155,7 +154,7 @@ class ParsedRequest:
         """What the engine refused, by the name of the field that it came from."""
         name = error.field
         if self.kind is not CompletionBody:
-            name = {"prompt": "messages", "grammar": "tools" if self.has_tools else self.grammar_field}.get(name, name)
+            name = {"prompt": "messages", "grammar": "tools" if self.calls else self.grammar_field}.get(name, name)
         elif name == "grammar":
             name = self.grammar_field
         name = self.kind.PARAMS.get(name, name)
@@ -237,7 +236,7 @@ class BodyParser:
             scored=scored,
             prompt_logprobs=body.prompt_logprobs is not None,
             answers=body.max_tokens != 0,
-            grammar_field=_grammar_field(body),
+            grammar_field=body.constraining,
         )
         # Only now are all ids known to be in the vocabulary.
         return replace(parsed, echoes=[self._text_of(prompt) for prompt in prompts]) if body.echo else parsed
@@ -274,7 +273,6 @@ class BodyParser:
             head,
             [tokens],
             params,
-            has_tools=bool(tools and tools.callable),
             calls=tools.form if tools and tools.callable else None,
             calls_functions=body.functions is not None,
             predicted=predicted is not None,
@@ -282,7 +280,7 @@ class BodyParser:
             prompt_logprobs=body.prompt_logprobs is not None,
             warnings=(*_warnings(left_out, constraint, tools), *said),
             checks=_checks(constraint, tools),
-            grammar_field=_grammar_field(body),
+            grammar_field=body.constraining,
             **more,
         )
 
@@ -370,10 +368,10 @@ class BodyParser:
         """Token ids of a conversation. What the template refuses is the caller's mistake. `body` says how the template
         is filled in; what it does not know goes to `warnings`."""
         self._check_conversation(messages)
-        knows_tools = tools is not None and tools.form.in_template
-        turns: Sequence[Any] = [template_message(message, tools.form if tools else None) for message in messages]
         tokenizer = self.model.tokenizer
-        variables: dict[str, Any] = {"tools": tools.tools} if knows_tools and tools else {}
+        form = tools.form if tools else call_format(tokenizer)
+        turns: Sequence[Any] = [template_message(message, form) for message in messages]
+        variables: dict[str, Any] = {"tools": tools.tools} if tools and form.in_template else {}
         continued = False
         if body is not None:
             variables |= _template_variables(body, tokenizer.chat_template or "", [] if warnings is None else warnings)
@@ -599,16 +597,11 @@ class ChatTools:
         schema = None
         if choice == "auto" and constraint is not None:
             if constraint.grammar.kind != "json_schema":
-                field_name = _grammar_field(body)
-                message = f"tools that may be called and {field_name} of this kind exclude each other."
-                raise field_error(field_name, message, "Send one, or a JSON schema.")
+                message = f"tools that may be called and {body.constraining} of this kind exclude each other."
+                raise field_error(body.constraining, message, "Send one, or a JSON schema.")
             schema = constraint.grammar.text
 
-        def is_hidden(text: str) -> bool:
-            control = tokenizer.control_id(text)
-            return control is not None and tokenizer.is_special(control)
-
-        form = ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, is_hidden)
+        form = call_format(tokenizer)
         parallel = body.parallel_tool_calls is not False and body.functions is None
         tools = given if left_out is None else known_tools(given, left_out)
         unenforced: dict[str, None] = {}
@@ -637,6 +630,16 @@ class ChatTools:
         return [{"role": "system", "content": description}, *messages]
 
 
+def call_format(tokenizer: Tokenizer) -> ToolFormat:
+    """How the model writes calls."""
+
+    def is_hidden(text: str) -> bool:
+        control = tokenizer.control_id(text)
+        return control is not None and tokenizer.is_special(control)
+
+    return ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, is_hidden)
+
+
 def _given_tools(body: ChatBody) -> tuple[Sequence[Any], str | Mapping[str, Any] | None]:
     """Tools and the choice among them, also under the names that they had first."""
     choice: Any = body.tool_choice
@@ -654,8 +657,10 @@ def _given_tools(body: ChatBody) -> tuple[Sequence[Any], str | Mapping[str, Any]
 def _relaxed_tool(tool: Any, unenforced: dict[str, None], checks: dict[str, Mapping[str, Any]]) -> Any:
     """The tool with parameters that a grammar can enforce, where it is one."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
-    parameters = function.get("parameters") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(parameters, Mapping):
+    if not isinstance(function, Mapping):
+        return tool
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
         return tool
     found = relaxed(parameters)
     if found.unenforced:
@@ -686,12 +691,6 @@ def _warnings(left_out: Sequence[str], constraint: Constraint | None, tools: Cha
 def _checks(constraint: Constraint | None, tools: ChatTools | None = None) -> Mapping[str, Mapping[str, Any]]:
     answer = {"": constraint.schema} if constraint is not None and constraint.schema is not None else {}
     return {**(tools.checks if tools else {}), **answer}
-
-
-def _grammar_field(body: SamplingFields) -> str:
-    """The field that says what the answer must be."""
-    names = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-    return next((name for name in names if getattr(body, name) is not None), "response_format")
 
 
 # ---- conversations
@@ -783,30 +782,34 @@ def check_turns(messages: Sequence[ChatMessage], *, id_name: str = "tool_call_id
             raise field_error("messages", what, "Send what the assistant said with that call too.")
 
 
-def template_message(message: ChatMessage, form: ToolFormat | None) -> dict[str, Any]:
+def template_message(message: ChatMessage, form: ToolFormat) -> dict[str, Any]:
     """A message as chat templates take them; calls in it as objects, or as text for a template without tools."""
     role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     found: dict[str, Any] = {"role": role, "content": message.text}
     if message.name:
         found["name"] = message.name
     if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
+        found["tool_call_id"] = _id(message.tool_call_id, form)
     thought = message.reasoning_content or message.reasoning
     if thought:
         found["reasoning_content"] = thought
-    calls = [_call(call) for call in message.tool_calls or ()]
+    calls = [_call(call, form) for call in message.tool_calls or ()]
     if message.function_call is not None:
-        calls.append(_call({"function": message.function_call}))
-    if calls and form is not None and form.in_template:
+        calls.append(_call({"function": message.function_call}, form))
+    if calls and form.in_template:
         found["tool_calls"] = calls
     elif calls:
-        form = form or ToolFormat.of(None)
         written = [form.begin + json.dumps(call["function"], ensure_ascii=False) + form.end for call in calls]
         found["content"] = "\n".join([*([message.text] if message.text else []), *written])
     return found
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _id(given: Any, form: ToolFormat) -> Any:
+    """The id of a call: templates of Mistral's models refuse those that have not 9 characters."""
+    return given[-9:] if isinstance(given, str) and form.name == "mistral" else given
+
+
+def _call(call: Mapping[str, Any], form: ToolFormat) -> dict[str, Any]:
     """A call of an earlier answer, with its arguments as an object, which templates expect; as the text that they are
     where that was cut off."""
     function = call.get("function")
@@ -816,4 +819,5 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         with suppress(ValueError):
             arguments = strict_json(arguments)
-    return {"type": "function", "id": call.get("id"), "function": {"name": function["name"], "arguments": arguments}}
+    function = {"name": function["name"], "arguments": arguments}
+    return {"type": "function", "id": _id(call.get("id"), form), "function": function}

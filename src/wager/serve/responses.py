@@ -21,7 +21,16 @@ from wager.constrain.tools import ToolFormat
 from wager.errors import WagerError
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, as_message, named_event
-from wager.serve.bodies import ChatBody, Finite, Items, StreamOptions, Strict, read_fields
+from wager.serve.bodies import (
+    ChatBody,
+    Finite,
+    Items,
+    StreamOptions,
+    Strict,
+    leave_out_tool,
+    read_fields,
+    read_parts,
+)
 from wager.serve.errors import ApiError, error_message, field_error
 from wager.serve.formats import obfuscated, token_text
 from wager.types import Completion, TokenLogprob
@@ -120,31 +129,17 @@ def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: st
 
 
 def _text(content: Any, place: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for number, part in enumerate(content if isinstance(content, list) else [content]):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS or not isinstance(text, str):
-            message = f"The part {place}.{number} of type {str(kind)[:40]!r} is not possible."
-            raise field_error("input", message, "Send text: this model reads nothing else.")
-        texts.append(text)
-    return "".join(texts)
+    return "" if content is None else read_parts(content, place, "input", kinds=_TEXT_PARTS, joint="")
 
 
 def read_tools(given: Sequence[Mapping[str, Any]], left_out: list[str] | None) -> list[dict[str, Any]]:
-    """Functions as chats have them. Tools that only OpenAI's server has are named in `left_out`, since a model that is
-    not offered them can do without; without that list ApiError."""
+    """Functions as chats have them; tools that only OpenAI's server has are left out by name."""
     found = []
     for number, tool in enumerate(given):
         if tool.get("type") == "function":
             found.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
-        elif left_out is None:
-            message = f"tools.{number} of type {str(tool.get('type'))[:40]!r} is not possible."
-            raise field_error("tools", message, "Leave it out: only functions are called here.")
         else:
-            left_out.append(f"tools.{number} of type {str(tool.get('type'))[:40]!r}")
+            leave_out_tool(number, tool, left_out, "Leave it out: only functions are called here.")
     return found
 
 
