@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -200,22 +201,6 @@ def test_a_closing_tag_that_is_cut_off_is_no_text() -> None:
             assert parse_tool_calls(text[:end], form) == ("", [CALL]), (form, text[:end])
 
 
-def test_an_answer_that_was_cut_off_has_its_parts_in_one_order_whole_and_streamed() -> None:
-    """Of blocks, as the Responses API and Anthropic's Messages have them: what is left of a second call is text behind
-    the first."""
-    for form in FORMS.values():
-        text = shown(form, written(form, [CALL, NOW, CALL]))
-        for end in range(len(text) + 1):
-            whole, streamed = BlockReader(form), BlockReader(form)
-            for reader, size in ((whole, len(text) + 1), (streamed, 5)):
-                cuts = range(0, max(1, end), size)
-                for at in cuts:
-                    reason: Any = "length" if at == cuts[-1] else None
-                    piece = text[at : min(end, at + size)]
-                    list(reader.push(OutputDelta("r", 0, text=piece, finish_reason=reason)))
-            assert [(b.name, b.text) for b in whole.blocks] == [(b.name, b.text) for b in streamed.blocks], (form, end)
-
-
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_tag_without_a_call_is_text_that_does_not_wait_and_calls_may_follow(size: int) -> None:
     for form in (FORMS["hermes"], FORMS["mistral"]):
@@ -234,6 +219,22 @@ def test_a_tag_without_a_call_is_text_that_does_not_wait_and_calls_may_follow(si
             assert [(block.name, block.text) for block in blocks.blocks] == [(None, wrong), CALL], (form, wrong)
     parser = ToolCallParser(FORMS["llama3"])
     assert parser.push('{"name": "Ann", "age"').content == '{"name": "Ann", "age"'
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_an_answer_has_its_parts_in_one_order_whole_and_streamed(form: ToolFormat) -> None:
+    """Of blocks, as the Responses API and Anthropic's Messages have them; also where it was cut off."""
+    begin, calls, head = form.opening + form.begin, written(form, [NOW, CALL]), f'{{"name": "now", "{form.arguments}": '
+    pieces = (calls, calls[:-9], begin, begin.strip(), form.end + form.closing, head, head[:9], "5", "}", "a \n")
+    for two in itertools.product(pieces, repeat=2):
+        text, found = shown(form, "".join(two)), []
+        for size in (1, 3, 20, len(text) + 1):
+            blocks = BlockReader(form)
+            for at in range(0, len(text) + 1, size):
+                reason: Any = "length" if at + size > len(text) else None
+                list(blocks.push(OutputDelta("r", 0, text=text[at : at + size], finish_reason=reason)))
+            found.append([(block.name, block.text) for block in blocks.blocks])
+        assert found == found[:1] * 4, text
 
 
 @pytest.mark.parametrize("size", [1, 1000])

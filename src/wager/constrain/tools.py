@@ -392,7 +392,7 @@ class ToolCallParser:
         """Whether a call may begin with a text, given without blanks."""
         begun = _BEGUN.fullmatch(text)
         if begun is None:
-            return '{"name":"'.startswith(text)
+            return '{"name":"'.startswith(text) or self._tag.startswith(text)  # written twice
         return begun[1] is None or f',"{self._arguments}":'.startswith(begun[1])
 
     def _read_arguments(self) -> bool:

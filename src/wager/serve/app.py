@@ -365,13 +365,12 @@ class AccessMiddleware:
             await send(message)
 
         try:
-            key = headers.get("x-api-key")
-            authorization = headers.get("authorization") or (None if key is None else f"Bearer {key}")
-            caller = self.keys.caller(authorization)
+            sent = [headers.get("authorization"), *(f"Bearer {key}" for key in headers.getlist("x-api-key"))]
+            caller = next(filter(None, map(self.keys.caller, sent)), None)
             scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
             scope["state"]["key_name"] = caller.name if caller else ""
             scope["state"]["is_operator"] = caller is not None and caller.is_operator
-            if refusal := self._refusal(scope, caller, authorization):
+            if refusal := self._refusal(scope, caller, sent[0] or sent[-1]):
                 await error_response(refusal, scope)(scope, receive, send_with_id)
             else:
                 await self.app(scope, receive, send_with_id)

@@ -397,7 +397,7 @@ def parse(kind: type[B], body: bytes, left_out: list[str] | None = None) -> B:
     except ValueError as error:
         raise ApiError(400, f"The body is not JSON: {error}.", "Send a JSON object in UTF-8.") from None
     if not isinstance(values, dict):
-        raise ApiError(400, f"The body is a JSON {type(values).__name__}.", "Send a JSON object.")
+        raise ApiError(400, f"The body is {_described(values)}.", "Send a JSON object.")
     return read_fields(kind, values, left_out)
 
 

@@ -23,7 +23,9 @@ from wager.serve.limits import ServeOptions
 log = logging.getLogger("wager.serve")
 
 _BACKLOG = 1024
-_KEEP_ALIVE_S = 30
+_KEEP_ALIVE_S = 130
+"""Seconds for which an idle connection is kept: longer than proxies do (Caddy 120, nginx 60), which would lose what
+they send as the server closes it."""
 
 _LAST_DELTAS_S = 5
 """Seconds, at most, in which requests that were ended after the drain timeout send their last deltas; a fifth of them
