@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from wager.constrain.compiler import GrammarCompiler
-from wager.constrain.tools import ToolCallParser, ToolFormat, tool_grammar
+from wager.constrain.tools import TextDelta, ToolCallDelta, ToolCallParser, ToolFormat, tool_grammar
 from wager.errors import UsageError
 from wager.serve.blocks import BlockReader
 from wager.types import Grammar, OutputDelta
@@ -45,16 +45,18 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-def parse_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
-    """The content and the calls of a whole answer."""
+def parse_tool_calls(text: str, form: ToolFormat, size: int = 1000) -> tuple[str, list[ToolCall]]:
+    """The content and the calls of an answer that comes in pieces of a size."""
     parser = ToolCallParser(form)
+    parts = [part for at in range(0, len(text), size) for part in parser.push(text[at : at + size])]
     content = ""
     calls = list[ToolCall]()
-    for delta in (parser.push(text), parser.push("", last=True)):
-        content += delta.content
-        for part in delta.calls:
-            if part.name is not None:
-                calls.append(ToolCall(part.name, ""))
+    for part in (*parts, *parser.push("", last=True)):
+        if isinstance(part, TextDelta):
+            content += part.text
+        elif part.name is not None:
+            calls.append(ToolCall(part.name, ""))
+        else:
             calls[part.index] = ToolCall(calls[part.index].name, calls[part.index].arguments + part.arguments)
     return content, calls
 
@@ -170,17 +172,8 @@ def check_parser(form: ToolFormat, size: int) -> None:
     for before in ("", "Let me see.\n") if tagged else ("",):
         for calls in ([CALL], [NOW], [CALL, NOW, CALL]):
             text = shown(form, before + written(form, calls))
-            parser = ToolCallParser(form)
-            deltas = [parser.push(text[at : at + size]) for at in range(0, len(text), size)]
-            deltas.append(parser.push("", last=True))
-            assert "".join(delta.content for delta in deltas).strip() == before.strip()
-            names = {part.index: part.name for delta in deltas for part in delta.calls if part.name is not None}
-            found = [
-                ToolCall(names[i], "".join(p.arguments for delta in deltas for p in delta.calls if p.index == i))
-                for i in names
-            ]
-            assert found == calls
-            assert parse_tool_calls(text, form)[1] == calls
+            content, found = parse_tool_calls(text, form, size)
+            assert (content.strip(), found) == (before.strip(), calls)
     for text in ("The weather is <tool fine> [TOOL, and {nothing} is called.", "", " a \n"):
         assert parse_tool_calls(text, form) == (text, [])
 
@@ -218,7 +211,8 @@ def test_a_tag_without_a_call_is_text_that_does_not_wait_and_calls_may_follow(si
                 assert size == 1000 or at > len(wrong) or told > at - 60
             assert [(block.name, block.text) for block in blocks.blocks] == [(None, wrong), CALL], (form, wrong)
     parser = ToolCallParser(FORMS["llama3"])
-    assert parser.push('{"name": "Ann", "age"').content == '{"name": "Ann", "age"'
+    texts = [part for part in parser.push('{"name": "Ann", "age"') if isinstance(part, TextDelta)]
+    assert "".join(part.text for part in texts) == '{"name": "Ann", "age"'
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -250,9 +244,9 @@ def test_arguments_that_are_no_object_end_where_the_call_does(value: str, size: 
 
 def test_arguments_stream_before_the_call_is_whole() -> None:
     parser = ToolCallParser(FORMS["hermes"])
-    assert parser.push('Well, <tool_call>\n{"name": "now", "arguments": {"a"').content == "Well,"
-    delta = parser.push(": 1")
-    assert [(part.index, part.name, part.arguments) for part in delta.calls] == [(0, None, ": 1")]
+    begun = parser.push('Well, <tool_call>\n{"name": "now", "arguments": {"a"')
+    assert begun == [TextDelta("Well,", 0), ToolCallDelta(0, "now"), ToolCallDelta(0, None, '{"a"')]
+    assert parser.push(": 1") == [ToolCallDelta(0, None, ": 1")]
 
 
 @pytest.mark.parametrize(

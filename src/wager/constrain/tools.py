@@ -279,21 +279,6 @@ class TextDelta:
     begin: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDelta:
-    """What a piece of an answer adds to its content (texts) and to its calls, in the order of the answer."""
-
-    parts: tuple[TextDelta | ToolCallDelta, ...] = ()
-
-    @property
-    def content(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, TextDelta))
-
-    @property
-    def calls(self) -> tuple[ToolCallDelta, ...]:
-        return tuple(part for part in self.parts if isinstance(part, ToolCallDelta))
-
-
 class ToolCallParser:
     """Reads an answer in `form` piece by piece: give every text to `push`.
 
@@ -314,23 +299,24 @@ class ToolCallParser:
         self._held = ""
         self._pushed = 0  # characters
         self._parts: list[TextDelta | ToolCallDelta] = []  # what a text adds
+        self._last = False  # whether no text follows that one
         self._state = "content" if self._tag else "start"
         self._value = _JsonValue()
         self.calls = 0
         """Calls whose names are known so far."""
 
-    def push(self, text: str, *, last: bool = False) -> AnswerDelta:
-        """What becomes certain with this text; `last`: none follows."""
+    def push(self, text: str, *, last: bool = False) -> list[TextDelta | ToolCallDelta]:
+        """What becomes certain with this text, in the order of the answer; `last`: none follows."""
         self._held += text
         self._pushed += len(text)
-        self._parts = []
-        while self._step(last=last):
+        self._parts, self._last = [], last
+        while getattr(self, f"_read_{self._state}")():  # a further part, as far as it is known
             pass
         if last:
             if self._state in ("content", "start", "call"):
                 self._add_beginning(len(self._held))
             self._held = ""
-        return AnswerDelta(tuple(self._parts))
+        return self._parts
 
     def _add_beginning(self, size: int) -> None:
         """Add so many characters of what is held back to the content."""
@@ -338,20 +324,8 @@ class ToolCallParser:
             self._parts.append(TextDelta(self._held[:size], self._pushed - len(self._held)))
             self._held = self._held[size:]
 
-    def _step(self, *, last: bool) -> bool:
-        """Go on by one part of the answer, as far as it is known; whether to go on."""
-        if self._state == "content":
-            return self._read_content(last=last)
-        if self._state == "start":
-            return self._read_start()
-        if self._state == "call":
-            return self._read_head()
-        if self._state == "arguments":
-            return self._read_arguments()
-        return self._read_after()
-
-    def _read_content(self, *, last: bool) -> bool:
-        """Text up to the tag of a call, as far as it cannot be a part of one."""
+    def _read_content(self) -> bool:
+        """Text up to the tag of a call, as far as it cannot be a part of one; whether to go on."""
         if not self._tag:
             self._add_beginning(len(self._held))
             return False
@@ -360,7 +334,7 @@ class ToolCallParser:
             self._add_beginning(len(self._held[:at].rstrip()))  # blanks before a call are none of the text
             self._state = "call"
             return True
-        self._add_beginning(len(self._held) - (0 if last else _kept(self._held, self._tag)))
+        self._add_beginning(len(self._held) - (0 if self._last else _kept(self._held, self._tag)))
         return False
 
     def _read_start(self) -> bool:
@@ -371,7 +345,7 @@ class ToolCallParser:
         self._state = "call" if text[0] in "{[" else "content"
         return True
 
-    def _read_head(self) -> bool:
+    def _read_call(self) -> bool:
         skipped = self._skipped.match(self._held)
         rest = self._held[skipped.end() if skipped else 0 :].removeprefix("[" if not self._tag else "")
         head = self._head.match(rest)

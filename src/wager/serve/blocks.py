@@ -72,7 +72,7 @@ class BlockReader:
             yield from self._text(TextDelta(delta.text, self._read))
             self._read += len(delta.text)
         else:
-            for part in self._parser.push(delta.text, last=last).parts:
+            for part in self._parser.push(delta.text, last=last):
                 yield from self._text(part) if isinstance(part, TextDelta) else self._call(part)
         if last:
             if not self.blocks:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wager.constrain.tools import ToolCallDelta, ToolCallParser, ToolFormat
+from wager.constrain.tools import TextDelta, ToolCallDelta, ToolCallParser, ToolFormat
 from wager.draft.prediction import Alignment
 from wager.types import Completion, OutputDelta, TokenLogprob
 
@@ -226,14 +226,15 @@ class CallWriter:
     def push(self, text: str, *, last: bool) -> dict[str, Any]:
         """The `delta` object of a piece of text, with one entry for each call, which clients expect; `last`: none
         follows."""
-        piece = self._parser.push(text, last=last)
-        calls: list[dict[str, Any]] = []
-        for call in piece.calls:
-            if calls and calls[-1]["index"] == call.index:
-                calls[-1]["function"]["arguments"] += call.arguments
+        content, calls = "", list[dict[str, Any]]()
+        for part in self._parser.push(text, last=last):
+            if isinstance(part, TextDelta):
+                content += part.text
+            elif calls and calls[-1]["index"] == part.index:
+                calls[-1]["function"]["arguments"] += part.arguments
             else:
-                calls.append(_call_part(call))
-        return {**({"content": piece.content} if piece.content else {}), **({"tool_calls": calls} if calls else {})}
+                calls.append(_call_part(part))
+        return {**({"content": content} if content else {}), **({"tool_calls": calls} if calls else {})}
 
 
 def new_call_id() -> str:

@@ -254,7 +254,7 @@ class BodyParser:
         constraint, left_out = body.constraint, [*left_out]
         tools = ChatTools.of(body, self.model.tokenizer, constraint, left_out if not self.model.strict else None)
         said: list[str] = []
-        tokens = self.encode_messages(body.messages, tools, body, said)
+        tokens = self.encode_messages(body, tools, said)
         if body.prompt_logprobs is not None and body.stream:
             raise field_error("prompt_logprobs", "Log-probabilities of a prompt are not streamed.", "Leave stream out.")
         predicted = self._predicted(body)
@@ -353,32 +353,21 @@ class BodyParser:
         with _named_as(TokenCountBody):
             chat = messages.as_chat(body, left_out)
             tools, said = ChatTools.of(chat, self.model.tokenizer, None, left_out), list[str]()
-            count = len(self.encode_messages(chat.messages, tools, chat, said))
+            count = len(self.encode_messages(chat, tools, said))
         return Converted(encoded({"input_tokens": count}), [*_warnings(left_out or (), None), *said])
 
-    def encode_messages(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: ChatTools | None = None,
-        body: ChatBody | None = None,
-        warnings: list[str] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """Token ids of a conversation. What the template refuses is the caller's mistake. `body` says how the template
-        is filled in; what it does not know goes to `warnings`."""
-        self._check_conversation(messages)
-        tokenizer = self.model.tokenizer
+    def encode_messages(self, body: ChatBody, tools: ChatTools | None, warnings: list[str]) -> list[int]:
+        """Token ids of a conversation. What the template refuses is the caller's mistake; what it does not know of what
+        fills it in goes to `warnings`."""
+        self._check_conversation(body.messages)
+        tokenizer, continued = self.model.tokenizer, bool(body.continue_final_message)
         form = tools.form if tools else call_format(tokenizer)
-        turns: Sequence[Any] = [template_message(message, form) for message in messages]
+        turns: Sequence[Any] = [template_message(message, form) for message in body.messages]
         variables: dict[str, Any] = {"tools": tools.tools} if tools and form.in_template else {}
-        continued = False
-        if body is not None:
-            variables |= _template_variables(body, tokenizer.chat_template or "", [] if warnings is None else warnings)
-            continued = bool(body.continue_final_message)
-            add_generation_prompt = not continued and body.add_generation_prompt is not False
+        variables |= _template_variables(body, tokenizer.chat_template or "", warnings)
         turns = turns if tools is None else tools.messages(turns)
-        render = partial(tokenizer.chat_parts, add_generation_prompt=add_generation_prompt, variables=variables or None)
+        answered = not continued and body.add_generation_prompt is not False
+        render = partial(tokenizer.chat_parts, add_generation_prompt=answered, variables=variables or None)
         try:
             parts = render(turns)
         except WagerError as error:
@@ -390,8 +379,7 @@ class BodyParser:
                 parts = render(joined)
             except WagerError:
                 raise refusal from None
-            if warnings is not None:
-                warnings.append(_JOINED)
+            warnings.append(_JOINED)
         if continued:
             parts = _cut_behind(parts, str(turns[-1]["content"]))
         self.check_characters(sum(len(part.text) for part in parts), "messages")
@@ -507,11 +495,12 @@ class BodyParser:
         check_model(body.model, self.model.names)
         if (body.prompt is None) == (body.messages is None):
             raise field_error("prompt", "There must be a prompt or messages.", "Send one of the two.")
-        tokens = self._tokenize_text(body) if body.prompt is not None else self._tokenize_messages(body)
+        said: list[str] = []
+        tokens = self._tokenize_text(body) if body.prompt is not None else self._tokenize_messages(body, said)
         found: dict[str, Any] = {"count": len(tokens), "max_model_len": self.model.max_context, "tokens": tokens}
         if body.return_token_strs:
             found["token_strs"] = [self.model.tokenizer.token(token) for token in tokens]
-        return Converted(encoded(found), _warnings(left_out, None))
+        return Converted(encoded(found), [*_warnings(left_out, None), *said])
 
     def detokenize(self, raw: bytes, _request_id: str) -> Converted:
         """The answer to a body of /detokenize."""
@@ -538,14 +527,13 @@ class BodyParser:
         self.check_characters(len(text), "prompt")
         return self.model.tokenizer.encode_parts([TextPart(text)])
 
-    def _tokenize_messages(self, body: TokenizeBody) -> list[int]:
+    def _tokenize_messages(self, body: TokenizeBody, warnings: list[str]) -> list[int]:
         if body.add_special_tokens:
             message = "The chat template writes the special tokens of a conversation."
             raise field_error("add_special_tokens", message, "Leave add_special_tokens out.")
-        chat = ChatBody.model_validate({"messages": body.messages, "tools": body.tools})
-        tools = ChatTools.of(chat, self.model.tokenizer)
-        whole = body.add_generation_prompt is not False
-        return self.encode_messages(chat.messages, tools, add_generation_prompt=whole)
+        names = ("messages", "tools", "add_generation_prompt")
+        chat = ChatBody.model_validate({name: getattr(body, name) for name in names})
+        return self.encode_messages(chat, ChatTools.of(chat, self.model.tokenizer), warnings)
 
 
 @contextmanager
