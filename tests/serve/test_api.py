@@ -12,7 +12,7 @@ import pytest
 
 import wager
 from serve.serving import CHAT, MESSAGES, NAME, OPTIONS, SHORT, Running, running, tool
-from wager.serve.formats import encoded, encoded_in_parts
+from wager.serve.formats import encoded, encoded_in_parts, usage
 from wager.types import SamplingParams
 
 VOCABULARY = 512
@@ -202,22 +202,29 @@ def test_large_answers_are_not_written_in_the_event_loop(server: Running, monkey
     """Every stream would wait for it."""
     threads: list[bool] = []
 
-    def write(value: Any) -> bytes:
-        try:
-            asyncio.get_running_loop()
-            threads.append(False)
-        except RuntimeError:
-            threads.append(True)
-        return encoded(value)
+    def noting(call: Any) -> Any:
+        def noted(*given: Any, **named: Any) -> Any:
+            try:
+                asyncio.get_running_loop()
+                threads.append(False)
+            except RuntimeError:
+                threads.append(True)
+            return call(*given, **named)
 
-    monkeypatch.setattr("wager.serve.generation.encoded", write)
-    monkeypatch.setattr("wager.serve.generation.encoded_in_parts", write)
+        return noted
+
+    monkeypatch.setattr("wager.serve.generation.encoded", noting(encoded))
+    monkeypatch.setattr("wager.serve.generation.encoded_in_parts", noting(encoded))
     body = {**SHORT, "max_tokens": 150, "n": 2, "seed": 1, "logprobs": True, "top_logprobs": 20}
     large = server.post(CHAT, body).json()["choices"]
     small = server.post(CHAT, {**body, "n": 1, "max_tokens": 40}).json()["choices"]
     assert threads == [True, False]
     contents = [choice["logprobs"]["content"] for choice in (*large, *small)]
     assert contents[0][:40] == contents[2] and [*map(len, contents)] == [150, 150, 40]
+    monkeypatch.setattr("wager.serve.parsing.usage", noting(usage))  # which goes along a prediction
+    for tokens in (150, 40):
+        server.streamed({**body, "n": 1, "max_tokens": tokens, "stream_options": {"include_usage": True}})
+    assert threads[2:] == [True, False]
 
 
 def test_user_text_never_becomes_a_control_token(server: Running) -> None:

@@ -240,7 +240,8 @@ class Generation:
 
         async def last(completions: Sequence[Completion]) -> bytes:
             receipts = await self._receipts(parsed, answer, completions)
-            return writer.last(completions, await self._checked(parsed, completions, tenant), receipts)
+            broken = await self._checked(parsed, completions, tenant)
+            return await _beside(_size(parsed, completions), lambda: writer.last(completions, broken, receipts))
 
         return writer, last
 
