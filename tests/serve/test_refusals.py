@@ -78,9 +78,11 @@ def nowhere(server: Running) -> list[Response]:
     }
     found = [post(server, SHORT, path) for path in told]
     assert all(text in error["error"]["message"] for text, (_, error, _) in zip(told.values(), found, strict=True))
+    slash = raw(server, b"GET /v1/models/ HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert "take a slash from" in slash[1]["error"]["message"]
     other = post(server, {**SHORT, "model": "other"})
     assert other[1]["error"]["code"] == "model_not_found"
-    return [*found, other, post(server, SHORT, "/api/chat")]
+    return [*found, slash, other, post(server, SHORT, "/api/chat")]
 
 
 def late(server: Running) -> list[Response]:

@@ -176,7 +176,10 @@ class Server:
         )
 
     async def model(self, http: Request) -> Response:
-        return JSONResponse(self._model(check_model(http.path_params["name"], self.options.model_names)))
+        name = http.path_params["name"]
+        if not name:  # there is a slash too many
+            raise HTTPException(404)
+        return JSONResponse(self._model(check_model(name, self.options.model_names)))
 
     async def kept_response(self, http: Request) -> Response:
         """A response that was stored with the same key: it is given, or deleted."""
