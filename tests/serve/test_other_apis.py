@@ -17,10 +17,12 @@ from pydantic import TypeAdapter
 from serve.serving import CHAT, MESSAGES, NAME, Running, events_of, eventually, running
 from wager.async_llm import ChoiceDelta
 from wager.constrain.tools import ToolFormat
+from wager.models.random_models import byte_tokenizer
 from wager.models.tokenizer import IncrementalDecoder
 from wager.prompts import TextPart
 from wager.serve.formats import usage
 from wager.serve.messages import TokenCountBody, as_chat
+from wager.serve.parsing import BodyParser, ParsingContext
 from wager.serve.responses import ResponseForm, ResponseStore
 from wager.types import Completion, OutputDelta, Stats, TokenLogprob
 
@@ -202,6 +204,18 @@ def test_a_conversation_that_is_too_long_is_cut_if_that_is_wanted(server: Runnin
     tool = {"type": "function", "name": "weather", "parameters": PLACE, "extra": 1}
     found = server.post(RESPONSES, {**body, "truncation": "auto", "tools": [tool], "extra": 1})
     assert found.headers["x-wager-warning"].count("extra") == 2, "each field is named once, however often it was cut"
+
+
+def test_no_result_stays_whose_call_was_cut_off() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "rain"}
+    body = {"input": [*MESSAGES, *([call, output, *MESSAGES] * 4)], "truncation": "auto"}
+    begun = set()
+    for context in range(100, 500, 20):
+        parser = BodyParser(ParsingContext(["x"], byte_tokenizer(512, where="toy"), context, 64, 512, 1.0))
+        [prompt] = parser.response(json.dumps(body).encode(), "x", {}).prompts
+        begun.add(parser.model.tokenizer.decode(prompt).partition(":")[0])
+    assert begun == {"user", "assistant"}
 
 
 def test_what_responses_refuse_is_named(server: Running) -> None:

@@ -319,10 +319,11 @@ class BodyParser:
             whole = error
         system = [each for each in chat.messages[:1] if each.role == "system"]
         turns = chat.messages[len(system) :]
-        low, high, found = 1, len(turns) - 1, None
+        cuts = [at for at in range(1, len(turns)) if turns[at].role != "tool"]  # a result stays behind its call
+        low, high, found = 0, len(cuts) - 1, None
         while low <= high:  # how many of the oldest must go
             middle = (low + high) // 2
-            kept = chat.model_copy(update={"messages": [*system, *turns[middle:]]})
+            kept = chat.model_copy(update={"messages": [*system, *turns[cuts[middle] :]]})
             try:
                 found = self.conversation(kept, head, left_out or [])
                 high = middle - 1
@@ -330,7 +331,7 @@ class BodyParser:
                 low = middle + 1
         if found is None:
             raise whole
-        told = f"The conversation is too long: its oldest {low} messages were left out."
+        told = f"The conversation is too long: its oldest {cuts[low]} messages were left out."
         return replace(found, warnings=(*found.warnings, told))
 
     def message(self, raw: bytes, request_id: str) -> ParsedRequest:
