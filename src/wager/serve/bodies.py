@@ -156,16 +156,23 @@ class Constraint:
         return cls(Grammar.json_schema(found.schema), schema if found.unenforced else None, found.unenforced)
 
 
-class SamplingFields(Strict):
-    """What all requests have. Ranges are those of SamplingParams, which refuses what is outside them."""
+class RequestFields(Strict):
+    """What requests of every API have."""
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: Finite | None = Field(None, ge=0, le=2)
+    top_p: Finite | None = Field(None, ge=0, le=1)
+    speculation: Any = None
+    receipts: bool | None = None
+
+
+class SamplingFields(RequestFields):
+    """What chats and completions have. Ranges are those of SamplingParams, which refuses what is outside them."""
 
     RENAMED = {"n_predict": "max_tokens"}
 
-    model: str | None = None
-    temperature: Finite | None = Field(None, ge=0, le=2)
-    top_p: Finite | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=64)
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | Annotated[Items[str], Field(max_length=16)] | None = None
     presence_penalty: Finite | None = Field(None, ge=-2, le=2)
@@ -179,7 +186,6 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     speculation: Annotated[SpeculationChoice | Literal["off"] | None, BeforeValidator(_off_or_object)] = None
     speculation_stats: bool | None = None
-    receipts: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None

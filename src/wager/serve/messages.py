@@ -14,7 +14,7 @@ from wager.constrain.tools import ToolFormat
 from wager.errors import WagerError
 from wager.models.tokenizer import Tokenizer
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, named_event
-from wager.serve.bodies import ChatBody, Finite, Items, Strict, leave_out_tool, read_fields, read_parts
+from wager.serve.bodies import ChatBody, Items, RequestFields, Strict, leave_out_tool, read_fields, read_parts
 from wager.serve.errors import field_error, messages_error
 from wager.types import Completion
 
@@ -52,17 +52,12 @@ class TokenCountBody(Strict):
     output_format: dict[str, Any] | None = None
 
 
-class MessagesBody(TokenCountBody):
+class MessagesBody(TokenCountBody, RequestFields):
     """POST /v1/messages."""
 
     max_tokens: int = Field(ge=1)
-    stream: bool | None = None
-    temperature: Finite | None = Field(None, ge=0, le=2)
-    top_p: Finite | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1)
     stop_sequences: Items[str] | None = Field(None, max_length=16)
-    speculation: Any = None
-    receipts: bool | None = None
 
 
 _THOUGHTS = ("thinking", "redacted_thinking")

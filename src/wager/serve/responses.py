@@ -23,8 +23,8 @@ from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, as_message, named_event
 from wager.serve.bodies import (
     ChatBody,
-    Finite,
     Items,
+    RequestFields,
     StreamOptions,
     Strict,
     leave_out_tool,
@@ -54,7 +54,7 @@ class ReasoningOptions(Strict):
     context: str | None = None
 
 
-class ResponsesBody(Strict):
+class ResponsesBody(RequestFields):
     """POST /v1/responses."""
 
     PARAMS: ClassVar[Mapping[str, str]] = {
@@ -66,17 +66,13 @@ class ResponsesBody(Strict):
         "verbosity": "text.verbosity",
     }
 
-    model: str | None = None
     input: str | Items[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     max_tool_calls: int | None = Field(None, ge=1)
-    temperature: Finite | None = Field(None, ge=0, le=2)
-    top_p: Finite | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     seed: int | None = None
     text: TextOptions | None = None
@@ -88,8 +84,6 @@ class ResponsesBody(Strict):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
     chat_template_kwargs: dict[str, Any] | None = None
-    speculation: Any = None
-    receipts: bool | None = None
 
     @property
     def wants_logprobs(self) -> bool:
