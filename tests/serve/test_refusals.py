@@ -200,6 +200,7 @@ def server() -> Iterator[Running]:
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}
 WIZARD: Any = {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}
 LARGE: Any = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 70_000]}}}
+UNCLOSED: Any = {"properties": {"a": {"pattern": "["}}}
 PICTURE: Any = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]
 LONG_TEXT = "x" * 5000
 
@@ -287,6 +288,7 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"tools": function(), "tool_choice": "maybe"}, "tool_choice", None, ()),
     ({"tools": function(), "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", None, ()),
     ({"tools": function(parameters={"type": "wizard"})}, "tools", None, ()),
+    ({"tools": function(parameters=UNCLOSED)}, "tools", None, ('the parameters of "f": its expression',)),
     ({"tools": function(paramters={})}, "tools", None, ("paramters",)),
     ({"tools": function() * 2}, "tools", None, ("twice",)),
     ({"tools": function() * 1000}, "tools", None, ("128",)),

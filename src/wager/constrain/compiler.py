@@ -249,6 +249,9 @@ _REFUSALS = (
 )
 """What llguidance means, without its options."""
 
+_PLACE = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema")
+_TOOL = re.compile(r'tool_\d+: %json .*?"name": \{"const": ("[^"]+")')
+
 
 def _refused(grammar: Grammar, reason: str) -> RequestError:
     lines = [line.strip() for line in reason.splitlines() if line.strip() and not _LISTING.match(line)]
@@ -256,6 +259,9 @@ def _refused(grammar: Grammar, reason: str) -> RequestError:
     text = " ".join(lines)
     for words, plain in _REFUSALS:
         text = words.sub(plain, text)
+    if place := _PLACE.match(text):
+        tool = _TOOL.match(grammar.text.split("\n")[int(place[1]) - 1])
+        text = f"{f'the parameters of {tool[1]}' if tool else place[0]}{text[place.end() :]}"
     return RequestError(
         f"The {name.get(grammar.kind, 'grammar')} cannot be used: {text[:400]}.",
         "Keywords and syntax that cannot be enforced are refused; see docs/grammars.md.",
