@@ -196,6 +196,7 @@ def test_a_prompt_without_an_answer_may_fill_the_context(server: Running) -> Non
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ()),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, ("oneOf of alternatives that overlap",)),
         ({"type": "string", "pattern": "^(?=a).*"}, ("pattern with a look-around or a reference to a group",)),
+        ({"type": "string", "pattern": r"\ba"}, ("pattern with a look-around or a reference to a group",)),
         ({"const": {"not": 1}, "default": {"not": 1}}, ()),
     ],
 )
@@ -233,6 +234,11 @@ def test_objects_have_the_properties_that_a_schema_names_and_no_others() -> None
     for more in ({"additionalProperties": True}, {"allOf": []}, {"required": ["other"]}, {"patternProperties": {}}):
         assert relaxed({**person, **more}).schema.get("additionalProperties") is not False
     assert "additionalProperties" not in relaxed({"type": "object"}).schema
+    described = {"description": "A thing", "properties": {"description": {"title": "What", "type": "string"}}}
+    assert relaxed(described).schema == {
+        "properties": {"description": {"type": "string"}},
+        "additionalProperties": False,
+    }
 
 
 def test_an_answer_is_checked_against_the_whole_schema_at_its_end(server: Running) -> None:

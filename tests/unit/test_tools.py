@@ -68,11 +68,16 @@ TOOLS: list[dict[str, Any]] = [
             "name": "weather",
             "description": "The weather of a city",
             "parameters": {
+                "$id": "https://example.org/weather",
                 "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/days"}},
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"$ref": "#/$defs/days"},
+                    "hours": {"$ref": "#hours"},
+                },
                 "required": ["city"],
                 "additionalProperties": False,
-                "$defs": {"days": {"type": "integer"}},
+                "$defs": {"days": {"type": "integer"}, "some": {"$anchor": "hours", "type": "integer"}},
             },
         },
     },
