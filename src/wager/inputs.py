@@ -3,7 +3,9 @@ files that are written completely or not at all."""
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 import json
 import os
 import re
@@ -90,6 +92,25 @@ def read_text(path: Path, what: str, hint: str) -> str:
     except ValueError as error:  # a zero byte in the path
         cause = str(error)
     raise UsageError(f"The {what} {path} cannot be read: {cause}.", hint)
+
+
+def csv_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The lines of a CSV text that are not empty, each with its number and its values by the names in the first line
+    (small letters, with _ for blanks); columns without a name are left out. Between values stand commas, semicolons or
+    tabs, as in the first line. ValueError, in words, for a line with another number of values, and for a name that
+    stands twice."""
+    first = text.partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count))
+    try:
+        names = [name.strip().lower().replace(" ", "_") for name in next(reader, [])]
+        if twice := [name for name in names if name and names.count(name) > 1]:
+            raise ValueError(f"line 1 has {twice[0]!r} twice")
+        for cells in filter(any, reader):
+            if len(cells) != len(names):
+                raise ValueError(f"line {reader.line_num} has {len(cells)} values for {len(names)} columns")
+            yield reader.line_num, {name: cell for name, cell in zip(names, cells, strict=True) if name}
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
 def strict_json(text: str) -> Any:

@@ -4,19 +4,18 @@ reader of files of prompts, of logs, and of times at which requests arrived; doc
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from wager.errors import UsageError
-from wager.inputs import read_text, shown
+from wager.inputs import csv_rows, read_text, shown
 from wager.types import SamplingParams, as_token_ids, listed
 
 Message = Mapping[str, Any]
@@ -206,10 +205,10 @@ def encode_answer(tokenizer: ChatTokenizer, answer: Answer) -> Sequence[int]:
     return tokenizer.encode_text(answer) if isinstance(answer, str) else answer or ()
 
 
-def read_prompts(path: Path, *, timed: bool = False) -> list[Prompt]:
-    """The requests of a file or a log; if `timed`, each with its time. UsageError names the file, the line and what was
-    found."""
-    rows = _rows(path, "prompt file", _HINT)
+def read_prompts(path: Path, *, timed: bool = False, text: str | None = None) -> list[Prompt]:
+    """The requests of a file or a log, or of its `text`, if that was read; if `timed`, each with its time. UsageError
+    names the file, the line and what was found."""
+    rows = _rows(path, "prompt file", _HINT, text)
     found = [prompt for where, number, row in rows for prompt in _requests(row, where, number, timed=timed)]
     if not found:
         raise UsageError(f"{path} holds no prompts.", _HINT)
@@ -269,25 +268,32 @@ def arrival_seconds(value: object) -> float:
     return seconds / 1e3 if seconds > _MILLISECONDS else seconds
 
 
-def _rows(path: Path, what: str, hint: str) -> Iterator[tuple[str, int, Any]]:
+def _rows(path: Path, what: str, hint: str, text: str | None = None) -> Iterator[tuple[str, int, Any]]:
     """Each row of a file with its place and number: a JSON value a line, a list of them, or CSV with a header."""
-    text = read_text(path, what, hint)
+    text = read_text(path, what, hint) if text is None else text
     first = text.partition("\n")[0].strip()
     if first.startswith("["):
         for number, value in enumerate(_json(text, str(path), hint), 1):
             yield f"{path}, entry {number}", number, value
-    elif re.match(r'"?[A-Za-z_]', first) and ("," in first or first.strip('"').lower() in (*_PROMPTS, *_TIMES)):
+    elif first.strip('"').lower() in (*_PROMPTS, *_TIMES) or (re.match(r'[^\W\d]|[",]', first) and re.search("[,;\t]", first)):
         try:
-            for number, row in enumerate(csv.DictReader(io.StringIO(text)), 1):
-                named = {str(key).strip().lower().replace(" ", "_"): value for key, value in row.items()}
-                yield f"{path}, line {number + 1}", number, named
-        except csv.Error as error:
-            raise UsageError(f"The {what} {path} is no CSV: {error}.", hint) from error
+            for number, (at, row) in enumerate(csv_rows(text), 1):
+                yield f"{path}, line {at}", number, {name: _cell(name, value) for name, value in row.items()}
+        except ValueError as error:
+            raise UsageError(f"{path}, {error}.", hint) from error
     else:
         for number, line in enumerate(text.split("\n"), 1):  # JSON may hold U+2028, which ends no line
             value = _json(line, f"{path}, line {number}", hint) if line.strip() else {"logger": ""}
             if not isinstance(value, dict) or "logger" not in value or "completion_tokens" in value:
                 yield f"{path}, line {number}", number, value  # the server's own log has lines of other events too
+
+
+def _cell(name: str, value: str) -> Any:
+    """A value of a CSV file: None where it is empty, and numbers of the fields of a request as such."""
+    if value and name != "stop" and name in (*SAMPLING_FIELDS, *_RENAMED):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value or None
 
 
 def _json(text: str, where: str, hint: str) -> Any:

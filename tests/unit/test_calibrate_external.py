@@ -68,7 +68,7 @@ def test_a_machines_table_makes_the_plans_step_times(
 
 
 BAD_TABLES = {
-    "rows,context,batch\n1,2,1": "line 1 does not name the column seconds once",
+    "rows,context,batch\n1,2,1": "line 1 does not name the column seconds",
     "rows,context,batch,seconds": "has 0 steps",
     "rows,context,batch,seconds\n1,64,1,0.01\n\n2,64,1,8 ms": "line 4, column seconds: '8 ms' is not a number from",
     "rows,context,batch,seconds\n1,64,1,-1": "line 2, column seconds: '-1' is not",

@@ -85,6 +85,34 @@ def test_every_form_of_a_request_is_read(tmp_path: Path) -> None:
     assert len(read_prompts(write(tmp_path, *mixed))) == sum(len(prompts) for _, prompts in FORMS)
 
 
+TABLES = (
+    ("id,Prompt,category,max tokens,top_p,stop", 'a,"Hello, world",qa,5,0.5,', ',"One\ntwo",,,,5'),
+    ('"prompt";"id";"task";"max_completion_tokens";"top_p";"stop"', "Hello, world;a;qa;5;0.50;", '"One\ntwo";;;;;5'),
+    (  # an index and a column without names
+        "\tprompt\tid\tstop\t\tmax_tokens\ttop_p\ttask",
+        "0\tHello, world\ta\t\tx\t5\t5e-1\tqa",
+        '1\t"One\ntwo"\t\t5\t\t\t\t',
+    ),
+)
+
+
+def test_tables_are_read_as_programs_write_them_and_no_value_is_lost(tmp_path: Path) -> None:
+    fields = {"max_tokens": 5, "top_p": 0.5}
+    asked = [Prompt("a", "qa", "Hello, world", fields), Prompt(2, OTHER, "One\ntwo", {"stop": "5"})]
+    for names, first, second in TABLES:
+        assert read_prompts(write(tmp_path, names, first, "", second)) == asked, names
+    assert [each.content for each in read_prompts(write(tmp_path, "prompt", "a b", "c"))] == ["a b", "c"]
+    assert read_arrivals(write(tmp_path, "time", "3", "5")) == (0, 2)
+    for rows, complaint in (
+        (("prompt,category", "Hello, world,qa"), "line 2 has 3 values for 2 columns"),
+        (("prompt,category", 'x,"a', 'b"', "y"), "line 4 has 1 values for 2 columns"),
+        (("prompt,Prompt", "x,y"), "line 1 has 'prompt' twice"),
+        (("prompt,max_tokens", "x,many"), "line 2: max_tokens = 'many'"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            read_prompts(write(tmp_path, *rows))
+
+
 ANSWERS: list[tuple[dict[str, Any], Any]] = [
     ({"answer": "yes"}, "yes"),
     ({"completion": ""}, None),

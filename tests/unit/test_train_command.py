@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -63,8 +64,13 @@ def test_a_store_is_built_of_the_answers_and_drafts_without_torch(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     out = tmp_path / "store"
+    reader, writer = os.pipe()
+    os.write(writer, prompts.read_bytes())
+    os.close(writer)
     call = ["train", "--kind", "store", *ANSWERED, "--prompts", str(prompts), "-o", str(out)]
-    found = wager(*call, "--json", "-")
+    piped = [f"/dev/fd/{reader}" if word == str(prompts) else word for word in call]
+    found = wager(*piped, "--json", "-")
+    os.close(reader)
     assert found.code == 0, found.err
     result = json.loads(found.out)
     assert result["entries"] > 0 and len(result["held_out"]["survival"]) == 3
@@ -129,12 +135,14 @@ REFUSED = """
 --prompts {prompts} --kind pruned --inner 64 --output {out} | --inner has no effect with --kind pruned
 --prompts {prompts} --kind store --output {out} | --steps has no effect with --kind store
 --prompts {prompts} --passes 2 --output {out} | --passes has no effect with --steps
+--prompts {prompts} --begin-with {folder} --output {out} | --vocabulary has no effect with --begin-with, whose draft
+--answers {prompts} --output {out} | --answer-tokens has no effect without --prompts or --made-up
 """
 """Options, and words of the messages."""
 
 
 def test_what_it_refuses(wager: Call, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = {"prompts": prompts, "missing": tmp_path / "missing.jsonl", "out": tmp_path / "head"}
+    paths = {"folder": tmp_path, "prompts": prompts, "missing": tmp_path / "missing.jsonl", "out": tmp_path / "head"}
     for line in REFUSED.strip().splitlines():
         call, _, words = line.format(**paths).partition(" | ")
         if not ("cuda" in call and torch.cuda.is_available()):

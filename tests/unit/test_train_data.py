@@ -14,7 +14,7 @@ from trained import texts
 
 from wager.errors import UsageError
 from wager.models.opening import open_model
-from wager.prompts import encode_content
+from wager.prompts import encode_content, read_prompts
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.train import answers
@@ -130,11 +130,12 @@ def test_answers_of_another_model_and_broken_ones_are_named(tmp_path: Path) -> N
         list(answers.read_answers(path, target="me"))
 
 
-def test_answers_may_come_through_a_pipe(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [(b"prompt_ids", b"token_ids"), (b"prompt", b"answer")])
+def test_answers_may_come_through_a_pipe(tmp_path: Path, names: tuple[bytes, bytes]) -> None:
     model = "random:llama:tiny"
     target = TrainingTarget(model, *open_model(model))
     reader, writer = os.pipe()
-    os.write(writer, b'{"prompt_ids": [1, 2], "token_ids": [3]}\n')
+    os.write(writer, b'{"%b": [1, 2], "%b": [3]}\n' % names)
     os.close(writer)
     sources = answers.TextSources(answers=(Path(f"/dev/fd/{reader}"),))
     found = answers.collect_texts(target, sources, tmp_path, author=pytest.fail, on_output=pytest.fail)
@@ -178,7 +179,7 @@ def test_prompts_without_room_for_an_answer_are_named(tmp_path: Path, caplog: py
     target, path = TrainingTarget("random:llama:tiny", *open_model("random:llama:tiny")), tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": "x" * size}) + "\n" for size in (8000, 9000, 10)))
     author = answers.EngineAuthor(toy_engine(ToyDistribution(vocab=512)), 1)
-    sources = answers.TextSources(prompts=path, answer_tokens=500)
+    sources = answers.TextSources(prompts=read_prompts(path), answer_tokens=500)
     found = answers.collect_texts(target, sources, tmp_path, author=lambda: author, on_output=lambda _: lambda _: None)
     assert len(found) == 1
     assert "2 of 3 prompts leave no room in the context for an answer of 500 tokens" in caplog.text

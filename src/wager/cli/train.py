@@ -222,8 +222,13 @@ def command(
     if not (options["prompts"] or options["made_up"] or options["answers"]):
         raise UsageError("There is nothing to train on.", "Give --prompts FILE, --made-up N or --answers FILE.")
     flags.refuse(_WITHOUT_EFFECT[kind], f"with --kind {kind}")
+    options["prompts"] = read_prompts(options["prompts"]) if options["prompts"] else []  # once: it may be a pipe
     if options["steps"]:
         flags.refuse(["passes"], "with --steps")
+    if options["begin_with"]:
+        flags.refuse(["vocabulary"], "with --begin-with, whose draft vocabulary is taken")
+    if not (options["prompts"] or options["made_up"]):
+        flags.refuse(["answer_tokens", "temperature", "concurrency"], "without --prompts or --made-up")
     if planned:
         _plan(kind, hardware or "cpu", config.model.model, options, json_path)
         return
@@ -235,8 +240,6 @@ def command(
 
     if not hub.is_random(config.model.model):  # what is missing is said before torch is imported
         hub.find(config.model.model)
-    if options["prompts"]:
-        read_prompts(options["prompts"])
     folder = expand_path(output)
     try:
         folder.mkdir(exist_ok=True)
@@ -266,10 +269,9 @@ def _plan(kind: str, hardware: str, model: str, options: Mapping[str, Any], json
 
     target, device = find_plan_model(model), find_hardware(hardware)
     head = training.HeadShape(kind, options["depth"], options["vocabulary"], options["inner"])
-    prompts = len(read_prompts(options["prompts"])) if options["prompts"] else 0
     known = sum(map(count_tokens, options["answers"]))
     needs = training.needs(
-        answers=(prompts + options["made_up"]) * len(options["temperature"]),
+        answers=(len(options["prompts"]) + options["made_up"]) * len(options["temperature"]),
         longest=options["answer_tokens"],
         known_tokens=known,
         passes=options["passes"],

@@ -7,7 +7,6 @@ verified follows from what the server counts of its speculation.
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from collections import Counter
@@ -19,7 +18,7 @@ from typing import Any
 from wager.bench.load import LoadRun, OpenAIServer, run_load
 from wager.economics.surface import StepPoint
 from wager.errors import UsageError, WagerError
-from wager.inputs import read_text, shown
+from wager.inputs import csv_rows, read_text, shown
 from wager.profiling.calibrate import ProgressReport, typical_steps
 from wager.prompts import Prompt
 from wager.trace import Clock
@@ -65,20 +64,13 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    reader = csv.reader(text.splitlines())
     try:
-        names = [name.strip().lower() for name in next(reader, [])]
-        missing = [name for name in _COLUMNS if names.count(name) != 1]
-        if missing:
-            raise UsageError(f"{path}, line 1 does not name the column {missing[0]} once.", _TABLE_HINT)
-        for cells in reader:
-            where = f"{path}, line {reader.line_num}"
-            if cells and len(cells) != len(names):
-                raise UsageError(f"{where} has {len(cells)} values for {len(names)} columns.", _TABLE_HINT)
-            if cells:
-                yield where, dict(zip(names, cells, strict=True))
-    except csv.Error as error:
-        raise UsageError(f"{path}, line {reader.line_num}: {error}.", _TABLE_HINT) from error
+        for number, row in csv_rows(text):
+            if missing := [name for name in _COLUMNS if name not in row]:
+                raise ValueError(f"line 1 does not name the column {missing[0]}")
+            yield f"{path}, line {number}", row
+    except ValueError as error:
+        raise UsageError(f"{path}, {error}.", _TABLE_HINT) from error
 
 
 def _table_point(row: Mapping[str, Any], where: str) -> StepPoint:

@@ -142,7 +142,7 @@ def count_tokens(path: Path) -> int:
     if not _is_log(text := _read(path)):
         return sum(len(answered.ids) for answered, _ in _answers(text, path))
     found = 0
-    for prompt in read_prompts(path):
+    for prompt in read_prompts(path, text=text):
         for part in (prompt.text or prompt.content, prompt.answer) if prompt.answer else ():
             found += len(part) // _CHARACTERS if isinstance(part, str) else len(part) if isinstance(part, tuple) else 0
     return found
@@ -206,11 +206,11 @@ ANSWERS, MADE_UP = "answers.jsonl", "made_up.json"
 
 @dataclass(frozen=True, slots=True)
 class TextSources:
-    """Where training texts come from: a file of prompts, how many the model makes up, files of answers, files of
+    """Where training texts come from: prompts, how many the model makes up, files of answers, files of
     prompts that must not be among them, how long answers are (0: prompts are not answered), the temperatures at each of
     which a prompt is answered once, and the seed of what is drawn."""
 
-    prompts: Path | None = None
+    prompts: Sequence[Prompt] = ()
     made_up: int = 0
     answers: tuple[Path, ...] = ()
     apart_from: tuple[Path, ...] = ()
@@ -234,12 +234,12 @@ def collect_texts(
     logged: list[Prompt] = []
     for path in sources.answers:
         if _is_log(text := _read(path)):
-            recorded = read_prompts(path)
+            recorded = read_prompts(path, text=text)
             given += _logged(path, recorded, target, vocab)
             logged += recorded
         else:
             given += (answered for answered, _ in _answers(text, path, fingerprint, vocab))
-    asked = read_prompts(sources.prompts) if sources.prompts else []
+    asked = [*sources.prompts]
     if sources.made_up:
         texts = _made_up(target.tokenizer, sources, folder / MADE_UP, author)
         asked += [Prompt(f"made-up-{number}", OTHER, text) for number, text in enumerate(texts)]
