@@ -486,7 +486,7 @@ def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
     values |= dict.fromkeys(("URL", "http://127.0.0.1:8000"), url)
     values |= {"FILE": FILES[before]} if (before := " ".join({*given} & {*FILES})) else {}
     given = [values.get(word, re.sub(r"^(random:[\w-]+):\w+$", r"\1:tiny", word)) for word in given]
-    if {"--metrics", "--table", "--recorded", "--plan"} & {*given}:
+    if {"--metrics", "--table", "--recorded", "--plan", "--load"} & {*given} or given[:1] == ["trace.jsonl"]:
         return [verb, *given]
     if verb in RUNS_A_MODEL and "--url" not in given and not any(word.startswith("random:") for word in given):
         given += ["--model", model]

@@ -210,6 +210,7 @@ WRONG = [
     (f"{LLAMA} --tp 0", 2, "error: tp = 0 is out of range"),
     (f"{LLAMA} --tp 7", 2, "tp = 7 does not divide the 32 attention heads"),
     (f"{LLAMA} --ep 2", 2, "no experts"),
+    (f"{LLAMA} --export vllm --price 2", 2, "--price has no effect with --export"),
     (f"{LLAMA} --balanced", 2, "--balanced has no effect"),
     (f"{LLAMA} --dispatch fp8", 2, "--dispatch has no effect without --ep"),
     ("--model DeepSeek-V3 --hardware B200 --ep 32 --dispatch fp8:bf15", 2, "Number format 'bf15' is not known"),

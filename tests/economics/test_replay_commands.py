@@ -122,7 +122,7 @@ def test_recorded_arrivals_are_kept(tmp_path: Path) -> None:
     assert all(point["throughput"] == pytest.approx(9 / 9, rel=0.02) for point in found["points"]), "9 tokens in 9 s"
     times = tmp_path / "arrivals.txt"
     times.write_text("0\n0.5\n2\n")
-    slow = replay(*QUICK, "--load", str(times))
+    slow = replay(*QUICK[2:], "--load", str(times))
     assert all(point["throughput"] == pytest.approx(3 * 48 / 2, rel=0.05) for point in slow["points"])
 
 
@@ -206,6 +206,14 @@ HOSTILE: list[tuple[Any, str]] = [
     (with_draft(scores=None), "scores"),
     ([ROW], "not an object"),
 ]
+
+
+def test_what_has_no_effect_is_refused(tmp_path: Path) -> None:
+    trace, times = trace_file(tmp_path, ROW), tmp_path / "times.txt"
+    times.write_text("0\n")
+    for option in ("--curve", "--prompt", "--output", "--rounds"):
+        assert f"{option} has no effect with TRACE" in refusal(trace, option, "1")
+    assert "--rounds has no effect with --load" in refusal("--load", str(times), "--rounds", "9")
 
 
 def test_a_hostile_row_is_named(tmp_path: Path) -> None:

@@ -153,7 +153,6 @@ def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) ->
         ("--drafter none", "nothing to measure"),
         ("--drafter ngram --drafter ngram", "named twice"),
         ("--drafter ngram --depth 9", "drafts at most 8"),
-        ("--drafter ngram -o same --trace same", "Two results"),
         ("--drafter suffix:tree --trace x.jsonl", "suffix:tree makes trees, and a trace holds chains"),
         ("--drafter ngram//suffix --trace x.jsonl", "ngram//suffix makes trees, and a trace holds chains"),
     ],
@@ -196,9 +195,11 @@ def test_recorded_answers_count_as_those_that_the_model_gives(tmp_path: Path) ->
         (["--recorded", "--temperature", "1"], "--temperature has no effect with --recorded"),
         (["--recorded", "--drafter", "recycle"], "Drafter recycle needs a model that runs"),
         (["--recorded", "--limit", "1", "--prompts", log], "given twice"),
+        (["--recorded", "--hardware", "h100", "--json", tmp_path / "new"], "'random:llama:tiny' is not known"),
     ):
         refused = CliRunner().invoke(cli, ["acceptance", str(log), "--model", "random:llama:tiny", *map(str, words)])
         assert refused.exit_code and complaint in (refused.stderr + str(refused.exception))
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_log_says_what_speculation_would_bring(smollm2: Path, tmp_path: Path) -> None:

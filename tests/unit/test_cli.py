@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import pty
 import re
 import resource
 import shlex
@@ -47,6 +48,13 @@ run hi --show --json - | --show has no effect with --json -
 chat qwen3:4b | A model is given with -m
 run hi --json /nowhere/out.json | /nowhere/out.json
 run hi --config none.toml | none.toml
+run hi --receipt - | '-' is standard output, which this is not written to
+acceptance -o same --trace same | Invalid value for '--trace': 'same' is that of '-o' / '--output', too
+acceptance --metrics /dev/null -o - --json - | Invalid value for '--json': '-' is that of '-o'
+bench --url http://127.0.0.1 --json - --acceptance-file - | Invalid value for '--acceptance-file': '-' is standard
+bench --url http://127.0.0.1 --json ./same --acceptance-file same | is that of '--json', too
+bench README --json README | Invalid value for '--json': 'README' is that of '[FILE]', too
+bench --url http://a..b | 'http://a..b' is not the URL of a server
 run hi --drafter none --depth 4 | --depth 4 has no effect
 run hi --drafter none --policy threshold | --policy threshold has no effect
 bench --drafter none --compare | --compare
@@ -60,6 +68,7 @@ completion tcsh | tcsh
 prove --verify block --temperature 1 | --verify block
 prove FLAGS --verify block --drafter random-tree | makes trees
 prove --concurrency 1 | --concurrency
+prove --condition alone --condition warm-alone --no-prefix-cache | --no-prefix-cache leaves no --condition warm-alone
 calibrate --seconds 0 | seconds = 0 is out of range
 calibrate --seconds 1e300 | seconds = 1e+300
 calibrate --drafter oracel | oracel
@@ -81,12 +90,15 @@ replay --concurrency 100000000 | 16384
 
 def test_misuse_is_named_and_exits_with_2(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    (tmp_path / "README").touch()
+    monkeypatch.chdir(tmp_path)
     for line in MISUSE.strip().splitlines():
         call, _, words = line.replace("FLAGS", " ".join(FLAGS)).replace("MODEL", MODEL).partition(" | ")
         refused(wager(*shlex.split(call)), words)
     for option, begin in (("--drafter", "ngram:"), ("--memory", ""), ("--threads", "")):
         refused(wager("run", "hi", *FLAGS, option, begin + "9" * 5000), option.strip("-"))
     assert list((tmp_path / "calibrations").glob("*.json")) == []
+    assert (tmp_path / "README").read_text() == ""
 
 
 def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:
@@ -130,6 +142,17 @@ def test_show_colours_guessed_tokens(wager: Call, monkeypatch: pytest.MonkeyPatc
     assert int(target) + accepted == int(shown.err.strip().splitlines()[-1].split()[0])
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in wager(*call).out
+
+
+def test_an_error_in_a_terminal_has_a_colour_unless_none_is_wanted() -> None:
+    ours, theirs = pty.openpty()
+    for no_color in ("", "1"):
+        environment = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color}
+        subprocess.run([sys.executable, "-m", "wager.cli", "rm", "no/such"], stderr=theirs, env=environment)
+        said = os.read(ours, 4096)
+        assert b"error: " in said and (b"\x1b" in said) == (not no_color)
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize(
@@ -469,6 +492,12 @@ def test_one_file_serves_every_verb(wager: Call, prompts: str, options_file: Pat
     assert {each["drafter"] for each in outcomes} == {"ngram"}
 
 
+def test_a_file_gives_one_value_of_what_may_be_repeated(wager: Call, prompts: str, options_file: Path) -> None:
+    call = ["train", "--plan", "--prompts", prompts, "--config", str(options_file), "--hardware", "H100", "--json", "-"]
+    known = wager(*call, "--model", "SmolLM2-135M-Instruct")
+    assert json.loads(known.out)["answers"] == 4, known.err
+
+
 def test_a_bad_file_exits_with_2_and_names_file_and_key(wager: Call, options_file: Path) -> None:
     for text, named in (
         ("dept = 3", "'dept'"),
@@ -649,7 +678,7 @@ def test_files_of_windows_are_read(wager: Call, tmp_path: Path) -> None:
     texts = {"trace": json.dumps(row), "metrics": "\n".join([*metrics, by_position]), "keys": "0123456789abcdef"}
     for name, text in texts.items():
         (tmp_path / name).write_text(f"{text}\n", encoding="utf-8-sig", newline="\r\n")
-    assert wager("replay", str(tmp_path / "trace"), more="--concurrency 1 --rounds 9").code == 0
+    assert wager("replay", str(tmp_path / "trace"), more="--concurrency 1").code == 0
     read = wager("acceptance", "--metrics", str(tmp_path / "metrics"), more="--json -")
     assert json.loads(read.out)["rounds"] == 100
     assert read_api_keys(tmp_path / "keys") == ("0123456789abcdef",)

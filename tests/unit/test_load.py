@@ -171,6 +171,16 @@ FAULTS: dict[str, tuple[Sequence[Step], str, str]] = {
     "ended without the end": ([STREAM, A, LAST], "broken", "finish_reason"),
     "only the end": ([STREAM, END, LAST], "empty", "no text"),
     "no JSON": ([STREAM, A, part(b"data: {not json\n\n"), END, LAST], "malformed", "{not json"),
+    "counts of no tokens": (
+        [STREAM, A, part(b'data: {"usage": {"completion_tokens": [2]}}\n\n'), END, LAST],
+        "malformed",
+        "[2]",
+    ),
+    "endless counts": (
+        [STREAM, A, part(b'data: {"usage": {"prompt_tokens": Infinity}}\n\n'), END, LAST],
+        "malformed",
+        "Infinity",
+    ),
     "an error within": (
         [STREAM, A, part(b'data: {"error": {"message": "out of blocks"}}\n\n')],
         "error",

@@ -423,8 +423,8 @@ def test_answers_that_nobody_could_compute_again_have_no_receipt(tmp_path: Path,
     refused(call, "Under --verify rejection an answer depends on its guesses", "--verify match")
     call = wager("run", "hello", "--model", MODEL, "--receipt-key", __file__)
     refused(call, "--receipt-key has no effect without --receipt")
-    for other in (["-"], [path, "--json", path]):
-        refused(wager("run", "hello", "--model", MODEL, "--receipt", *other), "has other output", "a file of its own")
+    for other, words in (("-", "'-' is standard output"), (f"{path} --json {path}", "is that of '--receipt', too")):
+        refused(wager("run", "hello", "--model", MODEL, "--receipt", more=other), words)
     assert not os.path.exists(path)
     with pytest.raises(RequestError, match="whose tokens were given has no receipt"):
         answer(MODEL, [replace(GREEDY, grammar=Grammar.tokens([5, 6]))])

@@ -66,7 +66,8 @@ class OpenAIServer:
     @classmethod
     def parse(cls, url: str, *, key: str | None = None) -> OpenAIServer:
         """A server from http://HOST[:PORT][/PATH]; /v1 where there is no path. UsageError for another text."""
-        match = re.fullmatch(r"(https?)://(\[[\da-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(/[\w./~%-]*)?", url, re.ASCII)
+        host = r"\[[\da-fA-F:.]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"  # longer parts of a name cannot be looked up
+        match = re.fullmatch(rf"(https?)://({host})(?::(\d{{1,5}}))?(/[\w./~%-]*)?", url, re.ASCII)
         if not match or not 0 < int(match[3] or 1) < 1 << 16:
             raise UsageError(
                 f"{shown(url)} is not the URL of a server.",
@@ -180,8 +181,8 @@ class ServerAnswer:
             if chunk.get("error"):
                 raise RequestFailure("error", _error_message(chunk["error"]))
             usage = chunk.get("usage") or {}
-            self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
-            self.completion_tokens = usage.get("completion_tokens") or self.completion_tokens
+            self.prompt_tokens = int(usage.get("prompt_tokens") or 0) or self.prompt_tokens
+            self.completion_tokens = int(usage.get("completion_tokens") or 0) or self.completion_tokens
             for choice in (chunk.get("speculation") or {}).get("choices", ()):
                 self.speculation = Counter({name: int(choice[name]) for name in _COUNTED})
             for choice in chunk.get("choices") or ():
@@ -190,8 +191,8 @@ class ServerAnswer:
                 text += (delta.get("content") or "") + (thought or "")
                 called = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
                 text += "".join(call.get(name) or "" for call in called for name in ("name", "arguments"))
-                self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+                self.finish_reason = str(choice.get("finish_reason") or "") or self.finish_reason
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise RequestFailure("malformed", f"an event is none of OpenAI's API: {event[:100]!r}") from error
         if text:
             self.text += text

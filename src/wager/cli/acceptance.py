@@ -4,7 +4,6 @@ served_acceptance.py has what --metrics asks for."""
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from wager.types import SamplingParams
 
 if TYPE_CHECKING:
     from wager.loading.load import LoadedEngine
+    from wager.planner.plan import Deployment
     from wager.profiling.acceptance import DraftRecording
 
 _CONCURRENCY = 8
@@ -104,9 +104,12 @@ def command(
     prompts. For a drafter that makes trees --depth is the number of guesses, and the likeliest of them are verified;
     several drafters are compared at equal guesses.
     """
+    from wager.planner.options import PlanSettings, plan_deployment
+
     _check_recorded(hardware, recorded=recorded)
     specs = _drafter_specs(_TEXT_DRAFTERS if recorded and not flags.wrote("drafter") else drafters)
-    _check_outputs(specs, output_path, trace_path, json_path)
+    _check_outputs(specs, output_path, trace_path)
+    deployment = plan_deployment(config.model.model, hardware, PlanSettings(shape="free")) if hardware else None
     if recorded:
         measured, prompts, card = _replayed(prompts, config.model.model, specs, framing=framing, depth=depth)
         settings: dict[str, Any] = {"model": config.model.model}
@@ -122,8 +125,8 @@ def command(
         console.write_json({"card": card, "drafters": results}, json_path)
     to_stdout = console.STDOUT not in (json_path, output_path)
     _show(measured, to_stdout=to_stdout)
-    if hardware:
-        _show_speedups(measured, config.model.model, hardware, to_stdout=to_stdout)
+    if deployment:
+        _show_speedups(measured, deployment, f"expected on {hardware}, one request at a time", to_stdout=to_stdout)
     for path in (output_path, trace_path):
         if path and path != console.STDOUT:
             console.say(f"written to {path}")
@@ -233,13 +236,11 @@ def _replayed(
     return measured, answered, card(model=model, settings={"drafter": list(specs), "depth": depth})
 
 
-def _show_speedups(measured: Sequence[MeasuredDrafter], model: str, hardware: str, *, to_stdout: bool) -> None:
+def _show_speedups(measured: Sequence[MeasuredDrafter], deployment: Deployment, title: str, *, to_stdout: bool) -> None:
     """What `wager plan` expects of each drafter for one request, at its best depth."""
     from wager.planner.acceptance import AcceptanceRates, MeasuredRound
     from wager.planner.drafting import calibrated_draft_cost
-    from wager.planner.options import PlanSettings, plan_deployment
 
-    deployment = plan_deployment(model, hardware, PlanSettings(shape="free"))
     timed = deployment.cost.measured
     curves = timed.drafters if timed else {}
     rows = []
@@ -253,7 +254,6 @@ def _show_speedups(measured: Sequence[MeasuredDrafter], model: str, hardware: st
             planned = replace(deployment, drafter=calibrated_draft_cost(drafter.name, curves[drafter.name]))
         best = planned.choose(planned.outcomes(rates, batch=1, context=total.context or 1.0))
         rows.append([drafter.name, str(best.depth), f"{best.tokens:.2f}", f"{best.speedup:.2f}"])
-    title = f"expected on {hardware}, one request at a time"
     console.table(title, ["", "depth", "τ", "speed-up"], rows, to_stdout=to_stdout)
 
 
@@ -270,12 +270,7 @@ def _drafter_specs(drafters: Sequence[str]) -> tuple[str, ...]:
     return tuple(specs)
 
 
-def _check_outputs(
-    specs: Sequence[str],
-    output_path: Path | None,
-    trace_path: Path | None,
-    json_path: Path | None,
-) -> None:
+def _check_outputs(specs: Sequence[str], output_path: Path | None, trace_path: Path | None) -> None:
     """UsageError for results that cannot be written, before anything is measured."""
     for text in specs if trace_path else ():
         if any(spec.makes_trees for spec in parse_drafters(text)):
@@ -285,9 +280,6 @@ def _check_outputs(
             f"--output holds the acceptance of one drafter, and there are {len(specs)}: {', '.join(specs)}.",
             "Name one drafter, or use --json for all of them.",
         )
-    for path, results in Counter((output_path, trace_path, json_path)).items():
-        if path and results > 1:
-            raise UsageError(f"Two results are to be written to {path}.", "Give each a path of its own.")
 
 
 class MeasuredDrafter:

@@ -126,6 +126,11 @@ def command(
     """
     from wager.cli.loading import open_engine
 
+    chosen = [each for name, each in conditions(concurrency).items() if name in names]
+    if not config.capacity.prefix_cache:
+        if flags.wrote("names") and any(each.warm for each in chosen):
+            raise UsageError("--no-prefix-cache leaves no --condition warm-alone or warm-together.", "Leave one out.")
+        chosen = [each for each in chosen if not each.warm]
     other = OtherMachine.read(against) if against else None
     modes = _modes(params, sampled=sampled, verify=config.speculation.verify)
     prompts = [prompt.without("temperature") for prompt in prompts]  # which is the mode's
@@ -138,8 +143,6 @@ def command(
         config.with_options(drafter="none", prefix_cache=False),
         shared_by=[each.with_options(prefix_cache=False) for each in configs.values()],
     )
-    chosen = [each for name, each in conditions(concurrency).items() if name in names]
-    chosen = [each for each in chosen if config.capacity.prefix_cache or not each.warm]
     proof = Proof(card_of(config, plain, settings), json_path)
     total = len(modes) * len(prompts) * (1 + len(configs) * len(chosen))
     requests = {

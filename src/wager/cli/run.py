@@ -17,7 +17,7 @@ from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
 from wager.engine.outputs import GuessedText, TokenDecoder
 from wager.errors import UsageError, WagerError
-from wager.inputs import read_text, shown
+from wager.inputs import read_text
 from wager.terminal import console, flags
 from wager.types import Completion, Grammar, OutputDelta, Request, SamplingParams, Stats, VerifyRule
 
@@ -104,8 +104,6 @@ def command(
     if schema is not None:
         params, unenforced = _keeping_to(schema, params)
     requests: list[Request] = []
-    if receipt_path in {console.STDOUT, json_path} - {None}:
-        raise UsageError(f"--receipt {shown(str(receipt_path))} has other output.", "Give a file of its own.")
     key = _receipt_key(receipt_path, key_path, config.speculation.verify)
 
     def expected(tokenizer: Tokenizer) -> list[Request]:

@@ -132,7 +132,7 @@ def _as_text(arguments: Sequence[str]) -> list[str]:
 
 def _explain(error: WagerError) -> int:
     """Print it; the exit code."""
-    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=False if os.environ.get("NO_COLOR") else None)
     click.echo(_legible(error.message), err=True)
     if error.hint:
         click.echo(f"hint: {_legible(error.hint)}", err=True)

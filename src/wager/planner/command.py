@@ -183,6 +183,8 @@ def command(
     from wager.planner.options import PlanSettings, check_drafter, plan_deployment
     from wager.planner.report import PlanReport
 
+    if engine and not json_path:
+        flags.refuse(["price", "output"], "with --export and without --json")
     deployment = replace(plan_deployment(model, hardware, PlanSettings(**settings)), output=output)
     groups = deployment.cost.cluster.groups
     if total_batch and groups == 1:

@@ -114,6 +114,10 @@ def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any)
     from wager.simulation.comparison import compare, fixed_policies
     from wager.simulation.options import ReplayOptions, replay_query
 
+    if values["trace"]:
+        flags.refuse(["curves", "prompt", "output", "rounds"], "with TRACE, which has answers of its own")
+    if values["load"]:
+        flags.refuse(["rounds"], "with --load: a request is served at each arrival")
     chosen = list(dict.fromkeys(policies)) or ["none", "threshold", "adaptive"]
     query = replay_query(ReplayOptions.of(values))
     names = list(dict.fromkeys([*fixed_policies(query.setting), *chosen]))

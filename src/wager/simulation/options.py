@@ -103,9 +103,6 @@ class ReplayQuery:
 def replay_query(options: ReplayOptions) -> ReplayQuery:
     """UsageError or ModelError names what is not known or out of range."""
     recorded = RecordedTraces.read(options.trace) if options.trace else None
-    for flag, value in (("curve", options.curves), ("prompt", options.prompt), ("output", options.output)):
-        if recorded and value:
-            raise UsageError(f"A trace has its own answers, so --{flag} has no effect.", "Leave one of them out.")
     cost = _cost(options)
     curves = {} if recorded else _curves(options, cost.model)
     limits = dict(recorded.max_depths()) if recorded else {name: len(curve) for name, curve in curves.items()}

@@ -7,6 +7,7 @@ Each decorator adds a group of flags to a command and gives it one value: an Eng
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,9 @@ class OutputPath(click.Path):
         super().__init__(dir_okay=False, allow_dash=allow_dash, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if self.allow_dash and str(value) == "-":
+        if str(value) == "-":
+            if not self.allow_dash:
+                self.fail("'-' is standard output, which this is not written to: name a file.", param, ctx)
             return console.STDOUT
         path = Parsed(expand_path).convert(value, param, ctx)
         cause = console.obstacle(path)
@@ -126,7 +129,8 @@ class OutputPath(click.Path):
 
 
 class Verb(click.Command):
-    """A command that refuses what click would read as a number though nobody writes it so, and texts that are blank.
+    """A command that refuses what click would read as a number though nobody writes it so, texts that are blank, and a
+    file to write that another option reads or writes.
 
     --help shows the options that `main` names, in one text, --help-all every one; without `main` both show all.
     """
@@ -155,12 +159,15 @@ class Verb(click.Command):
                 if isinstance(value, str):
                     _check_written(ctx, param, value)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.UsageError as error:
             named = {param.name for param in self.params} if error.message.startswith("Got unexpected extra") else {}
             if "model" in named and not any(isinstance(param, click.Argument) for param in self.params):
                 raise click.UsageError(f"{error.message}. A model is given with -m MODEL.", ctx) from None
             raise
+        if not ctx.resilient_parsing:
+            _check_files(ctx)
+        return rest
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         whole = self.help
@@ -237,6 +244,20 @@ def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> No
         raise click.BadParameter(f"{value!r} is empty.", ctx, param)
 
 
+def _check_files(ctx: click.Context) -> None:
+    """Refuse a file that is written and is that of another option: one of the two would take the other's place."""
+    params = [param for param in ctx.command.params if isinstance(param.type, InputPath | OutputPath)]
+    files: dict[str, click.Parameter] = {}
+    for param in sorted(params, key=lambda param: isinstance(param.type, OutputPath)):
+        value = ctx.params.get(param.name or "")
+        for path in value if isinstance(value, tuple) else (value,) if value else ():
+            if path != console.STDOUT and path.exists() and not path.is_file():  # a device, or a pipe
+                continue
+            other = files.setdefault(os.path.realpath(path), param)
+            if other is not param and isinstance(param.type, OutputPath):
+                raise click.BadParameter(f"{str(path)!r} is that of {other.get_error_hint(ctx)}, too.", ctx, param)
+
+
 def given() -> dict[str, str]:
     """The options and arguments on the command line: as they are written, by the names of their values."""
     context, written = click.get_current_context(), dict[str, str]()
@@ -290,8 +311,9 @@ def _read_config(ctx: click.Context, _param: click.Parameter, path: Path | None)
         raise UsageError(f"{path}: n = {options['n']}, and commands give one answer.", "Leave it out.")
     defaults = dict(options)
     for param in ctx.command.params:
-        if isinstance(param, click.Option) and param.multiple and isinstance(defaults.get(param.name or ""), str):
-            defaults[param.name or ""] = (defaults[param.name or ""],)
+        name = param.name or ""
+        if isinstance(param, click.Option) and param.multiple and not isinstance(defaults.get(name, []), list):
+            defaults[name] = (defaults[name],)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     ctx.meta[_CONFIG_KEY] = options
 
