@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from in_process import Call, refused
+from wager.planner.export import Export, Limit
 
 OPTIONS = json.loads((Path(__file__).parent / "engine_options.json").read_text())
 
@@ -153,6 +155,12 @@ def test_the_text_is_a_script_that_runs_the_command(plan, wager, tmp_path):
     assert ran.stdout.splitlines() == export["command"][1:]
     assert json.loads((tmp_path / "adaptive.json").read_text()) == export["files"]["adaptive.json"]
     assert "SGLang 0.5.23" in script and "DRAFTER" in script and "off at batch" in script
+
+
+def test_a_path_that_looks_like_an_option_stays_one_word() -> None:
+    command = ["vllm", "serve", "my --tuned model", "--max-num-seqs", "4"]
+    text = Export("vLLM", "a plan", None, 0, [], command, {}, {}, [], Limit("In all")).text()
+    assert shlex.split(text.replace("\\\n", ""), comments=True) == command
 
 
 def test_the_text_says_what_an_engine_needs_besides(wager, tmp_path):

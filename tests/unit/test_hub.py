@@ -125,9 +125,15 @@ def test_existing_paths(tmp_path: Path) -> None:
     (directory / "config.json").touch()
     (several / "a.gguf").touch()
     (several / "b.gguf").touch()
+    (tmp_path / "sha256-0").write_bytes(b"GGUF\3\0\0\0")
+    assert hub.resolve(str(tmp_path / "sha256-0")) == tmp_path / "sha256-0"
     assert hub.resolve(str(single)) == single / "a.gguf"
     assert hub.resolve(str(single / "a.gguf")) == single / "a.gguf"
     assert hub.resolve(str(directory)) == directory
+    (single / "config.json").touch()  # as in many repositories of GGUF files
+    assert hub.resolve(str(single)) == single / "a.gguf"
+    (single / "model.safetensors").touch()
+    assert hub.resolve(str(single)) == single
     with pytest.raises(ModelError, match=r"a\.gguf, b\.gguf"):
         hub.resolve(str(several))
     with pytest.raises(ModelError, match="holds no model"):

@@ -332,7 +332,7 @@ def _write_gguf(source: _Source, folder: Path) -> tuple[Path, int]:
     """Write a head as a GGUF file in the folder, read it and compare it; where it is, and its tensors."""
     head = cast(CheckedEagle | CheckedBlock, source.head)
     target, details, rope = source.target.path, head.decoder.details, head.decoder.details.rope
-    if target.suffix != ".gguf":
+    if not target.is_file():
         source.refuse("its file repeats the tokenizer of the target's GGUF file", "Give that file as --model.")
     if rope.magnitude != 1 or rope.long_factors or (rope.factors and source.kind != "eagle3"):
         source.refuse("its rotation is scaled in a way that the file cannot state")

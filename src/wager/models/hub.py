@@ -316,16 +316,18 @@ def _source(model: str) -> HubSource | str:
 
 def _model_at(path: Path) -> Path:
     """The model at an existing path: a GGUF file, a directory with config.json, or one with a single GGUF file, whole
-    or in parts."""
+    or in parts. A config.json beside GGUF files counts where there are safetensors, too."""
     if path.is_file():
-        if path.suffix == ".gguf":
-            return path
+        with path.open("rb") as file:
+            if path.suffix == ".gguf" or file.read(4) == b"GGUF":  # Ollama's have no suffix
+                return path
         hint = "Give a directory or a .gguf file."
         raise ModelError(f"{path} is not a model: it is a file, but not a GGUF file.", hint)
-    if (path / "config.json").is_file():
-        return path
     files = sorted(path.glob("*.gguf"))
-    files = [file for file in files if not is_beside(file.name)] or files
+    own = [file for file in files if not is_beside(file.name)]
+    if (path / "config.json").is_file() and (not own or any(path.glob("*.safetensors"))):
+        return path
+    files = own or files
     if files and {file.name for file in files} <= set(part_names(files[0].name)):
         return files[0]
     if files:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -145,7 +144,8 @@ class Export:
     def text(self) -> str:
         """A shell script; what is to be known beside it stands in its comments."""
         files = [f"cat > {name} <<'END'\n{json.dumps(content)}\nEND" for name, content in self.files.items()]
-        command = re.sub(r" (?=--[a-z])", " \\\n  ", shlex.join(self.command))
+        words = [(" \\\n  " if word.startswith("--") else " ") + shlex.quote(word) for word in self.command]
+        command = "".join(words).strip()
         comments = [f"What {self.engine} cannot express of the plan, and what that costs of its tokens/s:"]
         comments += [f"- {limit}" for limit in self.limits] if self.limits else ["- nothing."]
         if self.environment:
