@@ -282,13 +282,27 @@ def test_a_shell_completes_verbs_options_models_and_drafters(
         assert ended.value.code == 0 and completed in capfd.readouterr().out.split()
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_names_are_shown_as_they_are_while_something_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what rich would take for an emoji or for its markup."""
+    from wager.terminal import console
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    with console.working("Loading a[/red]") as say:
+        say("Loading b:llama:[bold]")
+    with console.meter("answers") as update:
+        update("Answering c[/red]:llama:", 1, 1)
+    assert all(name in stream.getvalue() for name in ("Loading b:llama:[bold]", "Answering c[/red]:llama:"))
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 def test_a_table_is_divided_where_the_terminal_is_narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     from wager.terminal import console
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
 
     names = ["family", *(f"figure number {number}" for number in range(9))]
     rows = [[f"row {row}", *(f"{row}.{number}" for number in range(9))] for row in range(2)]
@@ -299,6 +313,14 @@ def test_a_table_is_divided_where_the_terminal_is_narrow(monkeypatch: pytest.Mon
         text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
         assert text.count("family") == tables and all(name in text for name in names)
         assert tables == 1 or max(map(len, text.splitlines())) <= columns
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [["x", load, policy, *rows[0][1:]] for load in ("1 user", "4 users") for policy in ("none", "adaptive")]
+    console.table("", ["same", "load", "policy", *names[1:]], rows, to_stdout=True)
+    text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+    heads = [line.split()[:2] for line in text.splitlines() if "figure" in line]
+    assert heads[0] == ["same", "load"] and heads[1:] == [["load", "policy"]] * (len(heads) - 1) != []
 
 
 def test_results_are_written_whole_or_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,8 @@ def test_stored_frequencies_and_a_tied_head_are_ignored(folder: Path) -> None:
     change(folder, "lm_head.weight", open_weights(folder).read("embed.weight"))
     edit(folder / "config.json", tie_word_embeddings=True)
     assert open_weights(folder).spec.tied
+    (folder / "config.json").write_text((folder / "config.json").read_text(), encoding="utf-8-sig")
+    assert open_weights(folder).spec.tied, "with a byte order mark, as editors of Windows write it"
 
 
 def test_a_head_of_its_own_is_not_tied_whatever_the_configuration_says(folder: Path) -> None:

@@ -64,7 +64,7 @@ def one_line(error: object) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of a model. ModelError if it is absent, damaged or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ModelError(f"{path} is absent.", "A model directory needs it; fetch the model again.") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -158,7 +158,7 @@ def table(
     texts: Sequence[int] = (0,),
 ) -> None:
     """A table of figures; the columns with the numbers `texts` are text, `caption` are lines below it. On a terminal
-    that is too narrow its columns are divided among several tables, which all have the first."""
+    that is too narrow its columns are divided among several tables, whose first ones tell the rows apart."""
     from rich.console import Console
 
     stream = sys.stdout if to_stdout else sys.stderr
@@ -187,18 +187,22 @@ def _drawn(
 
 
 def _divided(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> Iterator[list[int]]:
-    """The numbers of the columns of each table, the first one in all; `width` is what there is room for."""
+    """The numbers of the columns of each table; `width` is what there is room for. Those that tell the rows apart, the
+    first ones that do, are in all, if they take no more than half of it."""
     from rich.cells import cell_len
 
     sizes = [max(cell_len(row[index]) for row in (columns, *rows)) + 2 for index in range(len(columns))]
-    room = width - 1 - min(sizes[0], width // 2)  # a longer first column is broken into lines
+    sizes[0] = min(sizes[0], width // 2)  # a longer first column is broken into lines
+    first = next((n for n in range(1, len(columns)) if len({tuple(row[:n]) for row in rows}) == len(rows)), 1)
+    keys = [index for index in range(first) if len({row[index] for row in rows}) > 1]
+    keys = keys if keys and sum(sizes[key] for key in keys) <= width // 2 else [0]
     chosen: list[int] = []
-    for index in range(1, len(columns)):
-        if chosen and sum(sizes[each] for each in chosen) + sizes[index] > room:
-            yield [0, *chosen]
-            chosen = []
-        chosen.append(index)
-    yield [0, *chosen]
+    for index in range(len(columns)):
+        if {*chosen} - {*keys} and sum(sizes[each] for each in (*chosen, index)) >= width:
+            yield chosen
+            chosen = [*keys]
+        chosen += [index] if index not in chosen else []
+    yield chosen
 
 
 @contextmanager
@@ -214,7 +218,8 @@ def meter(unit: str) -> Iterator[Update]:
     from rich.console import Console
 
     amount = progress.DownloadColumn() if unit == "bytes" else progress.MofNCompleteColumn()
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), amount, progress.TimeElapsedColumn())
+    name = progress.TextColumn("{task.description}", markup=False)
+    columns = (name, progress.BarColumn(), amount, progress.TimeElapsedColumn())
     with progress.Progress(*columns, console=Console(stderr=True), transient=unit != "bytes") as bars:
         tasks: dict[str, progress.TaskID] = {}
 
@@ -251,6 +256,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         yield detail
         return
     from rich.console import Console
+    from rich.text import Text  # of which a status takes nothing for markup
 
-    with Console(stderr=True, markup=False, emoji=False).status(text) as status:
-        yield status.update
+    with Console(stderr=True).status(Text(text)) as status:
+        yield lambda text: status.update(Text(text))
