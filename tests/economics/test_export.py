@@ -157,9 +157,9 @@ def test_the_text_is_a_script_that_runs_the_command(plan, wager, tmp_path):
     assert "SGLang 0.5.23" in script and "DRAFTER" in script and "off at batch" in script
 
 
-def test_a_path_that_looks_like_an_option_stays_one_word() -> None:
+def test_a_name_is_neither_an_option_nor_a_line_of_the_script() -> None:
     command = ["vllm", "serve", "my --tuned model", "--max-num-seqs", "4"]
-    text = Export("vLLM", "a plan", None, 0, [], command, {}, {}, [], Limit("In all")).text()
+    text = Export("vLLM", "a plan\ntouch here\x1b[2J", None, 0, [], command, {}, {}, [], Limit("In all")).text()
     assert shlex.split(text.replace("\\\n", ""), comments=True) == command
 
 

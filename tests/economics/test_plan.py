@@ -287,6 +287,10 @@ def test_an_acceptance_file_of_the_measurement_is_read(folder: Path) -> None:
     (folder / "other.json").write_text(json.dumps({"drafter": "ngram", "survival": [0.9]}))
     found = answer(f"{LLAMA} --acceptance @measured.json,@other.json", folder)["points"]
     assert [point["acceptance"] for point in found] == ["ngram", f"{folder}/other.json"]
+    (folder / "other.json").write_text(json.dumps({"drafter": "a\x1b[2J", "survival": [0.9]}))
+    (folder / "screen.json").write_text(json.dumps({**BOX, "name": "b\x1b[2J"}))
+    shown = plan("--model Llama-3.1-8B --hardware @screen.json --acceptance @other.json", folder).stdout
+    assert "\x1b" not in shown and "a\\x1b[2J" in shown and "b\\x1b[2J" in shown, "they control no terminal"
 
 
 # ---- the figures -----------------------------------------------------------------------------------------------------

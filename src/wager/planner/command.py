@@ -216,7 +216,7 @@ def command(
 def show(head: Iterable[str], columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str]) -> None:
     """A report of `wager plan` or `wager replay`: lines, a table, and what is wrapped below it."""
     for line in head:
-        click.echo(line)
+        click.echo(console.legible(line))
     console.table("", columns, rows, to_stdout=True)
     for line in notes:
         click.echo(console.wrapped(line))

@@ -23,6 +23,7 @@ from wager.planner.cost import Cluster
 from wager.planner.drafting import PassDraftCost
 from wager.planner.plan import DepthOutcome, batch_sizes
 from wager.planner.report import PlanReport
+from wager.terminal import console
 
 DRAFTER = "DRAFTER"
 """Stands for the drafter's checkpoint where a plan knows its shape alone."""
@@ -172,6 +173,7 @@ class Export:
 
 
 def _comment(text: str) -> str:
+    text = " ".join(console.legible(text).split())  # a name that a file gives may have lines, which would be run
     return click.wrap_text(text, width=100, initial_indent="# ", subsequent_indent="#   ")
 
 

@@ -52,18 +52,18 @@ def set_verbosity(level: int) -> None:
 def say(text: str = "") -> None:
     """A line on stderr, unless --quiet is given."""
     if _verbosity >= 0:
-        click.echo(text, err=True)
+        click.echo(legible(text), err=True)
 
 
 def warn(text: str) -> None:
     """A warning on stderr."""
-    click.echo(f"warning: {text}", err=True)
+    click.echo(f"warning: {legible(text)}", err=True)
 
 
 def detail(text: str) -> None:
     """A line on stderr, with --verbose."""
     if _verbosity > 0:
-        click.echo(text, err=True)
+        click.echo(legible(text), err=True)
 
 
 def width() -> int:
@@ -73,7 +73,7 @@ def width() -> int:
 
 def wrapped(text: str) -> str:
     """Prose in lines that fit; those after the first are set in."""
-    return click.wrap_text(text, width=width(), subsequent_indent="  ")
+    return click.wrap_text(legible(text), width=width(), subsequent_indent="  ")
 
 
 def legible(text: str) -> str:
@@ -182,7 +182,7 @@ def _drawn(
     for index in chosen:
         drawn.add_column(columns[index], justify="left" if index in texts else "right", no_wrap=index > 0)
     for row in rows:
-        drawn.add_row(*(row[index] for index in chosen))
+        drawn.add_row(*(legible(row[index]) for index in chosen))
     return drawn
 
 
