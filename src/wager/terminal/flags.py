@@ -152,8 +152,12 @@ class Verb(click.Command):
         return [*found[:-1], *_talk_flags(), *([_HELP_ALL] if self._main else []), *found[-1:]]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        written, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        written, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for param in self.params:
+            kinds = param.make_metavar(ctx).partition(",...")
+            if order.count(param) > 1 and not param.multiple and (kinds[1] or "FILE" in kinds[0]):
+                hint = "Separate several values by commas." if kinds[1] else "Give one."
+                raise UsageError(f"{max(param.opts, key=len)} is given {order.count(param)} times.", hint)
             values = written.get(param.name or "")
             for value in values if isinstance(values, list | tuple) else (values,):
                 if isinstance(value, str):
