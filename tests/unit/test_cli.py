@@ -65,6 +65,7 @@ bench /dev/null --prompts /dev/null | twice
 train --output x --prompts none.jsonl | 'none.jsonl' does not exist
 run hi --max-tokens 0 | max_tokens must be an integer, at least 1, that
 run hi --json-schema none.json | none.json
+run hi --json-schema README | an object has 'type' twice
 run hi --json-schema /dev/null | The schema /dev/null is not JSON
 completion tcsh | tcsh
 prove --verify block --temperature 1 | --verify block
@@ -92,7 +93,7 @@ replay --concurrency 100000000 | 16384
 
 def test_misuse_is_named_and_exits_with_2(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
-    (tmp_path / "README").touch()
+    (tmp_path / "README").write_text('{"type": 1, "type": 2}')
     monkeypatch.chdir(tmp_path)
     for line in MISUSE.strip().splitlines():
         call, _, words = line.replace("FLAGS", " ".join(FLAGS)).replace("MODEL", MODEL).partition(" | ")
@@ -100,7 +101,7 @@ def test_misuse_is_named_and_exits_with_2(wager: Call, tmp_path: Path, monkeypat
     for option, begin in (("--drafter", "ngram:"), ("--memory", ""), ("--threads", "")):
         refused(wager("run", "hi", *FLAGS, option, begin + "9" * 5000), option.strip("-"))
     assert list((tmp_path / "calibrations").glob("*.json")) == []
-    assert (tmp_path / "README").read_text() == ""
+    assert (tmp_path / "README").read_text() == '{"type": 1, "type": 2}'
 
 
 def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:

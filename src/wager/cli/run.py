@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter, deque
@@ -17,7 +16,7 @@ from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
 from wager.engine.outputs import GuessedText, TokenDecoder
 from wager.errors import UsageError, WagerError
-from wager.inputs import read_text
+from wager.inputs import read_text, strict_json
 from wager.terminal import console, flags
 from wager.types import Completion, Grammar, OutputDelta, Request, SamplingParams, Stats, VerifyRule
 
@@ -154,8 +153,8 @@ def cut(stats: Stats, params: SamplingParams) -> str:
 def _schema(path: Path) -> dict[str, Any]:
     """The JSON schema of a file; UsageError if it holds none."""
     try:
-        value = json.loads(read_text(path, "schema", "Give a file with a JSON schema."))
-    except (ValueError, RecursionError) as error:
+        value = strict_json(read_text(path, "schema", "Give a file with a JSON schema."))
+    except ValueError as error:
         raise UsageError(f"The schema {path} is not JSON: {error}.", "Give one JSON object.") from None
     if not isinstance(value, dict):
         raise UsageError(f"The schema {path} is no object.", 'For example {"type": "object"}.')
