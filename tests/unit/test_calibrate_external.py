@@ -49,12 +49,12 @@ def test_a_machines_table_makes_the_plans_step_times(
     wager: Call, tmp_path: Path, suffix: str, write: Callable[[Any], str]
 ) -> None:
     (table := tmp_path / f"h100.{suffix}").write_text(write(profile()))
-    made = wager("calibrate", "--table", str(table), "--model", "Llama-3.1-8B", "--json", str(tmp_path / "h100.json"))
+    made = wager("calibrate", "--table", str(table), "--model", "Llama-3.1-8B", "--json", str(tmp_path / "times.json"))
     assert made.code == 0, made.err
     assert "columns of" in made.err and "not used: kernel" in made.err
-    value = json.loads((tmp_path / "h100.json").read_text())
+    value = json.loads((tmp_path / "times.json").read_text())
     assert value["errors"]["count"] == 45 and value["errors"]["median"] < 0.02 and value["errors"]["worst"] < 0.06
-    call = ["--model", "Llama-3.1-8B", "--hardware", str(tmp_path / "h100.json")]
+    call = ["--model", "Llama-3.1-8B", "--hardware", str(tmp_path / "times.json")]
     plan = wager("plan", *call, more="--batch 8,48 --context 2000 --depth 2 --json -")
     assert plan.code == 0 and plan.err == "", plan.err
     for point in json.loads(plan.out)["points"]:
