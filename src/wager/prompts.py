@@ -208,7 +208,7 @@ def encode_answer(tokenizer: ChatTokenizer, answer: Answer) -> Sequence[int]:
 def read_prompts(path: Path, *, timed: bool = False, text: str | None = None) -> list[Prompt]:
     """The requests of a file or a log, or of its `text`, if that was read; if `timed`, each with its time. UsageError
     names the file, the line and what was found."""
-    rows = _rows(path, "prompt file", _HINT, text)
+    rows = read_rows(path, "prompt file", _HINT, text)
     found = [prompt for where, number, row in rows for prompt in _requests(row, where, number, timed=timed)]
     if not found:
         raise UsageError(f"{path} holds no prompts.", _HINT)
@@ -239,7 +239,7 @@ def read_arrivals(path: Path) -> tuple[float, ...]:
     """When requests arrived, ascending, in seconds from the first on: a time on every line, or a log with times.
     UsageError names the file, the line and what was found."""
     times: list[float] = []
-    for where, number, row in _rows(path, "file of arrivals", _TIME_HINT):
+    for where, number, row in read_rows(path, "file of arrivals", _TIME_HINT):
         if isinstance(row, dict) and _prompt_key(row):
             times += [prompt.arrival or 0.0 for prompt in _requests(row, where, number, timed=True)]
         else:
@@ -268,7 +268,7 @@ def arrival_seconds(value: object) -> float:
     return seconds / 1e3 if seconds > _MILLISECONDS else seconds
 
 
-def _rows(path: Path, what: str, hint: str, text: str | None = None) -> Iterator[tuple[str, int, Any]]:
+def read_rows(path: Path, what: str, hint: str, text: str | None = None) -> Iterator[tuple[str, int, Any]]:
     """Each row of a file with its place and number: a JSON value a line, a list of them, or CSV with a header."""
     text = read_text(path, what, hint) if text is None else text
     first = text.partition("\n")[0].strip()

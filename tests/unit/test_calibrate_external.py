@@ -68,7 +68,7 @@ def test_a_machines_table_makes_the_plans_step_times(
 
 
 BAD_TABLES = {
-    "rows,context,batch\n1,2,1": "line 1 does not name the column seconds",
+    "rows,context,batch\n1,2,1": "line 2, column seconds: nothing is not a number",
     "rows,context,batch,seconds": "has 0 steps",
     "rows,context,batch,seconds\n1,64,1,0.01\n\n2,64,1,8 ms": "line 4, column seconds: '8 ms' is not a number from",
     "rows,context,batch,seconds\n1,64,1,-1": "line 2, column seconds: '-1' is not",
@@ -77,11 +77,11 @@ BAD_TABLES = {
     "rows,context,batch,seconds\n4,64,8,1": "line 2, column rows: 4 is less than the batch of 8",
     "rows,context,batch,seconds\n1,64,1": "line 2 has 3 values for 4 columns",
     "rows,context,batch,seconds\n1,64,1,.1\n1,64,1,.1": "2 steps are too few to test a fit with",
-    '[{"rows": 1, "context": 64, "batch": 1}]': "step 1, column seconds: nothing is not a number",
-    '[{"rows": true, "context": 64, "batch": 1, "seconds": 1}]': "step 1, column rows: 'True' is not",
-    "[3]": "step 1 is not an object",
-    '{"rows": []}': "is not a list of steps",
-    "[": "is not JSON",
+    '[{"rows": 1, "context": 64, "batch": 1}]': "entry 1, column seconds: nothing is not a number",
+    '[{"rows": true, "context": 64, "batch": 1, "seconds": 1}]': "entry 1, column rows: 'True' is not",
+    "[3]": "entry 1 is not an object",
+    '{"rows": []}': "line 1, column rows: '[]' is not a whole number",
+    "[": "not JSON",
 }
 
 

@@ -7,10 +7,9 @@ verified follows from what the server counts of its speculation.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from typing import Any
 from wager.bench.load import LoadRun, OpenAIServer, run_load
 from wager.economics.surface import StepPoint
 from wager.errors import UsageError, WagerError
-from wager.inputs import csv_rows, read_text, shown
+from wager.inputs import shown
 from wager.profiling.calibrate import ProgressReport, typical_steps
-from wager.prompts import Prompt
+from wager.prompts import Prompt, read_rows
 from wager.trace import Clock
 
 # ---- a table --------------------------------------------------------------------------------------------------------
@@ -35,45 +34,23 @@ _COLUMNS: Mapping[str, tuple[str, float, float]] = {
 """What a column holds, and the least and the most that it may be."""
 
 _TABLE_HINT = (
-    "A CSV file has a line of names, rows,context,batch,seconds, and one line for each step; a JSON file is a list of "
-    "objects with these keys (docs/calibrate.md)."
+    "A CSV file has a line of names, rows,context,batch,seconds, and one line for each step; a JSON file has "
+    "objects with these keys, a list or one a line (docs/calibrate.md)."
 )
 
 
 def read_table(path: Path) -> tuple[list[StepPoint], list[str]]:
     """The steps of a table, and the names of columns that are not used. UsageError names the line and the column of
     the first value that is missing or out of range."""
-    text = read_text(path, "table", _TABLE_HINT)
-    found = list(_json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text))
+    found = [(where, row) for where, _, row in read_rows(path, "table", _TABLE_HINT)]
     if not 0 < len(found) <= _MOST_STEPS:
         raise UsageError(f"{path} has {len(found)} steps.", f"Give 1 to {_MOST_STEPS}, such as one of every shape.")
     return [_table_point(row, where) for where, row in found], sorted({*found[0][1]} - {*_COLUMNS})
 
 
-def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}.", _TABLE_HINT) from error
-    if not isinstance(values, list):
-        raise UsageError(f"{path} is not a list of steps.", _TABLE_HINT)
-    for number, row in enumerate(values, 1):
-        if not isinstance(row, dict):
-            raise UsageError(f"{path}, step {number} is not an object.", _TABLE_HINT)
-        yield f"{path}, step {number}", row
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        for number, row in csv_rows(text):
-            if missing := [name for name in _COLUMNS if name not in row]:
-                raise ValueError(f"line 1 does not name the column {missing[0]}")
-            yield f"{path}, line {number}", row
-    except ValueError as error:
-        raise UsageError(f"{path}, {error}.", _TABLE_HINT) from error
-
-
-def _table_point(row: Mapping[str, Any], where: str) -> StepPoint:
+def _table_point(row: Any, where: str) -> StepPoint:
+    if not isinstance(row, dict):
+        raise UsageError(f"{where} is not an object.", _TABLE_HINT)
     numbers = {name: _number(row.get(name), name, where) for name in _COLUMNS}
     rows, batch = round(numbers["rows"]), round(numbers["batch"])
     if rows < batch:
