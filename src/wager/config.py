@@ -16,7 +16,7 @@ from typing import Any, get_args
 from wager.drafter_spec import DrafterSpec, check_draft_threads, parse_drafters
 from wager.economics.options import DEEPEST, Objective, PolicySpec, parse_objective, parse_policy
 from wager.errors import UsageError
-from wager.inputs import check_threads, did_you_mean, read_text, shown
+from wager.inputs import check_threads, did_you_mean, read_text, shown, whole_number
 from wager.types import RULES, KVDtype, SamplingParams, VerifyRule, require
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -252,6 +252,11 @@ def read_options(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as that of absurdly long numbers
         raise UsageError(f"{path} is not TOML: {error}.", 'A line is an option, such as drafter = "ngram".') from error
     options = {name.replace("-", "_"): value for name, value in values.items()}
+    if twice := [name for name in options if {name, name.replace("_", "-")} <= values.keys() and "_" in name]:
+        raise UsageError(f"{path} has {twice[0]!r} twice.", "Write it once, with _ or with -.")
+    if isinstance(bias := options.get("logit_bias"), dict):  # whose keys are texts in TOML
+        named = {token: whole_number(token) for token in bias}
+        options["logit_bias"] = {token if named[token] is None else named[token]: bias[token] for token in bias}
     EngineConfig.from_mapping(options, source=str(path))
     return options
 

@@ -493,6 +493,7 @@ def test_bench_states_the_quality_of_what_is_quantised(wager: Call, prompts: str
 def options_file(tmp_path: Path) -> Path:
     path = tmp_path / "wager.toml"
     rest = 'drafter = "ngram"\nmax-tokens = 6\ntemperature = 0.5\nseed = 7\nmax_rows = 64\nlogprobs = 1\n'
+    rest += "logit-bias = {65 = 100}\n"
     path.write_text(f'model = "{MODEL}"\nthreads = 1\nmemory = "256MiB"\n{rest}', encoding="utf-8")
     return path
 
@@ -503,7 +504,7 @@ def test_a_file_gives_defaults_that_flags_override(wager: Call, options_file: Pa
     assert (result["tokens"], result["seed"], result["drafter"]) == (6, 7, "ngram")
     other = json.loads(wager(*call, more="--max-tokens 4 --drafter none").out)
     assert (other["tokens"], other["drafter"]) == (4, "none")
-    assert other["token_ids"] == result["token_ids"][:4]
+    assert other["token_ids"] == result["token_ids"][:4] == [65] * 4
 
 
 def test_one_file_serves_every_verb(wager: Call, prompts: str, options_file: Path) -> None:
@@ -528,6 +529,7 @@ def test_a_bad_file_exits_with_2_and_names_file_and_key(wager: Call, options_fil
         ("dept = 3", "'dept'"),
         ('depth = "three"', "depth = 'three'"),
         ("n = 2", "n = 2"),
+        ("top-k = 3\ntop_k = 4", "has 'top_k' twice"),
         ("depth =", "not TOML"),
         ('policy = "fixed"\nobjective = "latency"', "'latency'"),
         (f"threads = {'9' * 6000}", "not TOML"),
