@@ -439,7 +439,7 @@ SHORT = {
     "bench": "--limit 1 --max-tokens 8",
     "acceptance": "--limit 2 --max-tokens 8",
     "prove": "--limit 1 --max-tokens 8 --concurrency 2",
-    "train": f"--model {TINY} --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
+    "train": f"--model {TINY} --steps 1 --batch 64 --threads 1",
     "export": f"--model {TINY}",
     "calibrate": "--seconds 1",
     "calibrate --url": "--seconds 1 --concurrency 1,2,4 --prompt-tokens 40 --depth 0,2",
@@ -448,7 +448,7 @@ SHORT = {
 }
 """Options that make a command short enough for a test."""
 
-FILES = {"--hardware": "this", "--load": "log.jsonl"}
+FILES = {"--hardware": "this", "--load": "log.jsonl", "--trace": "trace.jsonl"}
 """What FILE is beside other options."""
 
 RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "verify", "calibrate", "serve")
@@ -493,6 +493,9 @@ def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
     if verb != "calibrate" and {"this", "server.json"} & {*given}:  # step times of that model
         given += ["--model", model] if "--model" not in given or DEFAULT_MODEL in given else []
     more = SHORT.get(f"{verb} --url" if "--url" in given else verb, SHORT.get(verb, ""))
+    if verb == "train":
+        more += " --answer-tokens 8" if {"--prompts", "--made-up"} & {*given} else ""
+        more += "" if "--begin-with" in given else " --vocabulary 64"
     return [verb, *given, *("--limit 8 --max-tokens 48" if "--acceptance-file" in given else more).split()]
 
 
