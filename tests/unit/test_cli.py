@@ -53,6 +53,8 @@ acceptance -o same --trace same | Invalid value for '--trace': 'same' is that of
 acceptance --metrics /dev/null -o - --json - | Invalid value for '--json': '-' is that of '-o'
 bench --url http://127.0.0.1 --json - --acceptance-file - | Invalid value for '--acceptance-file': '-' is standard
 bench --url http://127.0.0.1 --json ./same --acceptance-file same | is that of '--json', too
+acceptance --metrics README -o README | Invalid value for '-o' / '--output': 'README' is that of '--metrics', too
+plan --hardware h100 --acceptance 0.5,README --json ./README | is that of '--acceptance', too
 plan --hardware h100 --batch 1 --batch 8 | --batch is given 2 times
 acceptance --metrics README --metrics README | --metrics is given 2 times
 bench README --json README | Invalid value for '--json': 'README' is that of '[FILE]', too

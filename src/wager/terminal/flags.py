@@ -239,27 +239,32 @@ def _talk_flags() -> list[click.Parameter]:
     ]
 
 
+_TEXTS = ("prompt", "stop", "system")
+"""Options whose text may be any."""
+
+
 def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> None:
     for kind, (noun, pattern) in _NUMBERS.items():
         if isinstance(param.type, kind) and not pattern.fullmatch(value.strip()):
             raise click.BadParameter(f"{shown(value)} is not {noun}.", ctx, param)
-    free = param.name in ("prompt", "stop", "system")  # the text may be any
-    if not free and not value.strip():
+    if param.name not in _TEXTS and not value.strip():
         raise click.BadParameter(f"{value!r} is empty.", ctx, param)
 
 
 def _check_files(ctx: click.Context) -> None:
     """Refuse a file that is written and is that of another option: one of the two would take the other's place."""
-    params = [param for param in ctx.command.params if isinstance(param.type, InputPath | OutputPath)]
     files: dict[str, click.Parameter] = {}
-    for param in sorted(params, key=lambda param: isinstance(param.type, OutputPath)):
-        value = ctx.params.get(param.name or "")
-        for path in value if isinstance(value, tuple) else (value,) if value else ():
-            if path != console.STDOUT and path.exists() and not path.is_file():  # a device, or a pipe
+    for param in sorted(ctx.command.params, key=lambda param: isinstance(param.type, OutputPath)):
+        written, value = isinstance(param.type, OutputPath), ctx.params.get(param.name or "")
+        for each in value if isinstance(value, tuple) else (value,):
+            if not isinstance(each, str | Path) or param.name in _TEXTS:
                 continue
-            other = files.setdefault(os.path.realpath(path), param)
-            if other is not param and isinstance(param.type, OutputPath):
-                raise click.BadParameter(f"{str(path)!r} is that of {other.get_error_hint(ctx)}, too.", ctx, param)
+            for path in each.split(",") if isinstance(each, str) else (str(each),):
+                if not os.path.isfile(path) and (os.path.exists(path) or not written):
+                    continue  # a device, a pipe, or no file
+                other = files.setdefault(os.path.realpath(path), param)
+                if written and other is not param:
+                    raise click.BadParameter(f"{path!r} is that of {other.get_error_hint(ctx)}, too.", ctx, param)
 
 
 def given() -> dict[str, str]:
