@@ -275,7 +275,7 @@ def read_rows(path: Path, what: str, hint: str, text: str | None = None) -> Iter
     if first.startswith("["):
         for number, value in enumerate(_json(text, str(path), hint), 1):
             yield f"{path}, entry {number}", number, value
-    elif first.strip('"').lower() in (*_PROMPTS, *_TIMES) or (re.match(r'[^\W\d]|[",]', first) and re.search("[,;\t]", first)):
+    elif first.strip('"').lower() in (*_PROMPTS, *_TIMES) or re.match(r'([^\W\d]|[",]).*[,;\t]|,', first):
         try:
             for number, (at, row) in enumerate(csv_rows(text), 1):
                 yield f"{path}, line {at}", number, {name: _cell(name, value) for name, value in row.items()}
