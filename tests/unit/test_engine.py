@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -307,6 +308,36 @@ def test_a_policy_that_raises_where_texts_end_leaves_no_request_behind(where: st
     assert not engine.busy and not engine.open_requests
     engine.policy = FixedDepth(2)
     assert {each.finish_reason for each in engine.generate(requests)} == {"length"}
+
+
+@pytest.mark.parametrize("where", ["learn", "accept", "on_step", "propose"])
+def test_a_step_that_raises_loses_no_token(where: str, texts: dict[str, tuple[int, ...]]) -> None:
+    """As an interrupt may, or a policy or a callback of one's own; also none of an aborted request."""
+    engine, calls = toy_engine(LAW, drafter=DRAFTERS["random-tree"](), num_blocks=256), itertools.count()
+    holder = {"propose": engine.proposer, "accept": engine.runner, "learn": FixedDepth(4), "on_step": engine}[where]
+    called = getattr(holder, where)
+
+    def raising(*given: Any) -> Any:
+        if next(calls) % 3 == 1:
+            raise KeyboardInterrupt
+        return called(*given) if called else None
+
+    setattr(holder, where, raising)
+    engine.policy = holder if isinstance(holder, FixedDepth) else FixedDepth(4)
+    found = {request.id: list[int]() for request in requests()}
+    for request in requests():
+        engine.add(request)
+    engine.add(Request("left", (1, 2, 3), SamplingParams(n=2)))
+    engine.abort("left")
+    aborted = 0
+    while engine.busy:
+        with suppress(KeyboardInterrupt):
+            for delta in engine.step():
+                aborted += delta.finish_reason == "abort"
+                if delta.request_id != "left":
+                    found[delta.request_id] += delta.token_ids
+    assert {name: tuple(text) for name, text in found.items()} == texts and aborted == 2
+    engine.check()
 
 
 def test_requests_that_cannot_be_served_are_refused_by_name() -> None:

@@ -32,6 +32,7 @@ from wager.types import (
     Completion,
     OutputDelta,
     Request,
+    Span,
     StepRecord,
 )
 
@@ -67,7 +68,7 @@ class Engine:
         self.grammars = grammars
         """Compiles what `add` would compile: any thread may do that before, so that no step waits for it."""
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
-        self._final_outputs: list[OutputDelta] = []  # of aborted requests, returned by the next step
+        self._outputs: list[OutputDelta] = []  # that no step has returned yet
         self._guard = CallGuard()
         self.on_step: Callable[[StepRecord], object] | None = None
         """Called after every step, for measurements; it may add and abort requests."""
@@ -138,10 +139,12 @@ class Engine:
         return deltas
 
     def _step(self) -> list[OutputDelta]:
-        finals, self._final_outputs = self._final_outputs, []
-        spans = self._schedule()
-        if not spans:
-            return finals
+        if spans := self._schedule():
+            self._advance(spans)
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _advance(self, spans: Sequence[Span]) -> None:
         budget = self.scheduler.max_rows
         for span in spans:
             budget -= len(span.tokens)
@@ -151,13 +154,17 @@ class Engine:
             self._set_inactive(self._policy.inactive_drafters)
         drafts = self._propose(spans, plan)
         drafts = self._admit(drafts, budget)
-        output = self._forward(spans, drafts)
-        outcomes = self._accept(spans, drafts, output)
-        if proposer.reads_passes:
-            self._show(output, spans, drafts, outcomes)
-        committed = self._commit(spans, outcomes)
+        try:
+            output = self._forward(spans, drafts)
+            outcomes = self._accept(spans, drafts, output)
+            if proposer.reads_passes:
+                self._show(output, spans, drafts, outcomes)
+            committed = self._commit(spans, outcomes)
+        except BaseException:  # a pass changes recurrent states in place: it must not be made again from these
+            self.scheduler.preempt_all()
+            raise
+        self._outputs += committed.deltas  # first: if something raises now, the next step returns them
         self._observe(output, committed)
-        return finals + committed.deltas if finals else committed.deltas
 
     def _observe(self, output: TargetOutput, committed: CommittedStep) -> None:
         """Drafters, policy and scheduler learn from the step. The last two observe its seconds after all stages have
@@ -197,8 +204,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a sequence waits or runs, or an aborted one's last output is still to be returned."""
-        return self.scheduler.busy or bool(self._final_outputs)
+        """Whether a sequence waits or runs, or an output is still to be returned."""
+        return self.scheduler.busy or bool(self._outputs)
 
     @property
     def open_requests(self) -> list[str]:
@@ -237,12 +244,13 @@ class Engine:
             raise
 
     def abort(self, request_id: str) -> bool:
-        """End all choices of a request now; their last outputs come with the next step. False if it is not running."""
+        """End all choices of a request now; their last outputs come with what a step returns next. False if it is not
+        running."""
         with self._guard.call("abort"):
             if request_id not in self._open:
                 return False
             deltas = self.scheduler.abort(request_id)
-            self._final_outputs += deltas  # they come even if a policy of one's own raises now
+            self._outputs += deltas  # they come even if a policy of one's own raises now
             self._end_choices(deltas)
             return True
 
@@ -305,7 +313,7 @@ class Engine:
                 for request_id in added:
                     with suppress(Exception):  # of a policy of one's own
                         self.abort(request_id)
-                self._final_outputs = [each for each in self._final_outputs if each.request_id not in added]
+                self._outputs = [each for each in self._outputs if each.request_id not in added]
                 raise
             self.check()
             return collector.completions()
