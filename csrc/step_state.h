@@ -85,11 +85,11 @@ class PromptRows {
 };
 
 // Rows that prompts leave to the guesses of `decoding` sequences: twice what these lately took (`recent`), so that they can grow, and
-// half of all rows at most. `drafts` is the most guesses of a sequence.
+// half of those that remain at most. `drafts` is the most guesses of a sequence.
 inline int64_t rows_kept_for_guesses(int64_t max_rows, int64_t decoding, int64_t drafts, int64_t recent) {
     constexpr int64_t kLeastShare = 16;  // while prompts are computed, at least one of this many rows is left to guesses
     const int64_t least = std::max(decoding, max_rows / kLeastShare);
-    return std::min({drafts * decoding, std::max(least, 2 * recent), max_rows / 2});
+    return std::min({drafts * decoding, std::max(least, 2 * recent), (max_rows - decoding) / 2});
 }
 
 // ---- the state

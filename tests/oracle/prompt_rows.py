@@ -50,4 +50,4 @@ def mean(known: float, seconds: float, weight: float) -> float:
 
 def rows_kept_for_guesses(max_rows: int, *, decoding: int, drafts: int, recent: int) -> int:
     least = max(decoding, max_rows // 16)
-    return min(drafts * decoding, max(least, 2 * recent), max_rows // 2)
+    return min(drafts * decoding, max(least, 2 * recent), (max_rows - decoding) // 2)

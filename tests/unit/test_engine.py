@@ -496,6 +496,15 @@ def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], g
         assert chunks[len(chunks) // 2] >= 56
 
 
+def test_rows_that_are_kept_for_guesses_keep_no_sequence_waiting() -> None:
+    engine = toy_engine(LAW, drafter=NgramDrafter(), num_blocks=256, max_rows=8)
+    for i in range(8):
+        engine.add(Request(f"r{i}", (1, 2, i), SamplingParams(max_tokens=300, ignore_eos=True)))
+    for _ in range(40):
+        engine.step()
+    assert engine.scheduler.num_running == 8
+
+
 @pytest.mark.parametrize("drafter", [None, OverlongDrafter])
 def test_prompts_take_few_rows_while_others_decode_and_all_while_none_does(drafter: type[Drafter] | None) -> None:
     texts = []
