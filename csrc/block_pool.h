@@ -10,10 +10,12 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -302,9 +304,19 @@ class BlockPool {
         slots_.read(table.states, table.blocks.back(), static_cast<int64_t>(table.blocks.size()) * kBlockTokens);
     }
 
+    // Tenants that have neither blocks nor a sequence are forgotten when they are as many as all others can be.
     int32_t root_of(const std::string& tenant) {
         if (tenant.empty()) return -1;
-        return roots_.emplace(tenant, static_cast<int32_t>(-2 - static_cast<int64_t>(roots_.size()))).first->second;
+        if (roots_.size() >= 2 * (keys_.size() + tables_.size())) {
+            std::unordered_set<int32_t> used;
+            for (const Key* key : keys_)
+                if (key != nullptr) used.insert(key->before);
+            for (const auto& [name, table] : tables_) used.insert(table->root);
+            for (auto each = roots_.begin(); each != roots_.end();) each = used.count(each->second) ? std::next(each) : roots_.erase(each);
+        }
+        const auto [found, added] = roots_.try_emplace(tenant, last_root_ - 1);
+        last_root_ -= added;
+        return found->second;
     }
 
     Key key_of(const BlockTable& table, int64_t index, const TokenSlice& tokens) const {
@@ -370,6 +382,7 @@ class BlockPool {
     std::unordered_map<Key, int32_t, Hash> index_;
     std::unordered_map<std::string, std::shared_ptr<BlockTable>> tables_;
     std::unordered_map<std::string, int32_t> roots_;  // of tenants; -1 is that of no tenant
+    int32_t last_root_ = -1;
 };
 
 }  // namespace wager

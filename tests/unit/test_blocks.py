@@ -3,6 +3,8 @@ apart."""
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +245,19 @@ def test_cached_prefixes_are_found_by_their_tenant_alone() -> None:
         for tenant in ("anna", "ben", NO_TENANT):
             assert committed(pool, f"{tenant} {found}", tenant) == found
     pool.check({})
+
+
+def test_tenants_that_left_take_no_memory_and_the_others_keep_their_blocks() -> None:
+    pool = BlockPool(16, prefix_cache=True)
+    assert [committed(pool, name, name) for name in ("anna", "ben")] == [0, 0]
+    statm = Path("/proc/self/statm")
+    before = int(statm.read_text().split()[1]) if statm.exists() else 0
+    for number in range(150_000):
+        pool.match_prefix("s", TOKENS, tenant=f"{number:064}")
+        pool.release("s")
+    grown = int(statm.read_text().split()[1]) - before if statm.exists() else 0
+    assert grown * resource.getpagesize() < 8 << 20
+    assert [committed(pool, name, name) for name in ("anna", "ben", "carl")] == [48, 48, 0]
 
 
 def test_a_fork_stays_with_its_tenant() -> None:
