@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from oracle.successors import PythonSuccessors
+from wager.draft.base import LogitsRows
 from wager.draft.combined import MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import PRIOR, RecyclingDrafter, successor_table
+from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.types import DraftRequest, Request, SamplingParams
@@ -38,6 +40,18 @@ def test_both_tables_make_the_same_trees() -> None:
                 *expected, likely = plain.draft(last, most, request)
                 assert [list(part) for part in found] == [list(part) for part in expected]
                 assert list(scores) == pytest.approx(list(likely), rel=1e-9)
+
+
+def test_rows_of_a_sequence_that_did_not_begin_here_teach_no_tenant() -> None:
+    """As of one for which the drafter was left out, or for which a draft model has not asked it yet."""
+    drafter, logits = RecyclingDrafter(VOCAB), np.arange(3 * VOCAB, dtype=np.float32).reshape(3, VOCAB)
+    drafter.begin("mine", [1], SamplingParams())
+    rows = [LogitsRows("mine", 0, (1,)), LogitsRows("another's", 1, (2,)), LogitsRows("mine", 2, (3,))]
+    drafter.read_rows(TargetOutput(logits, np.zeros(3, np.int32)), rows)
+    for last, known in ((1, True), (2, False), (3, True)):
+        drafter.accept("mine", [last])
+        [draft] = drafter.propose([DraftRequest("mine", 2, 8, SamplingParams(), 0)])
+        assert (len(draft) > 0) == known
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

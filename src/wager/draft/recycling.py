@@ -74,11 +74,17 @@ class RecyclingDrafter(Drafter):
         return [self._draft(request) for request in requests]
 
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-        """Keep what the target found likeliest after each row, in the table of the row's tenant."""
-        for table, group in groupby(rows, key=lambda each: self._tables.of(each.seq_id)):
+        """Keep what the target found likeliest after each row, in the table of the row's tenant; of sequences that did
+        not begin here, whose tenants are not known, nothing."""
+        for table, group in groupby(rows, key=self._table_of):
+            if table is None:
+                continue
             first, *others = group
             tokens = [*first.tokens, *(token for each in others for token in each.tokens)]
             table.update(tokens, output.logits[first.first : first.first + len(tokens)])
+
+    def _table_of(self, rows: LogitsRows) -> _native.Successors | None:
+        return self._tables.of(rows.seq_id) if rows.seq_id in self._last else None
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if tokens:
