@@ -39,6 +39,7 @@ from wager.draft.corpus.learning import LearnedTexts
 from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.errors import UsageError, WagerError
 from wager.kernels import _native
+from wager.types import OutputDelta, Request, SamplingParams
 
 TOKENIZER = "ab" * 32
 PRINT = bytes.fromhex(TOKENIZER)
@@ -345,6 +346,19 @@ def test_the_same_answer_is_kept_once_and_prompts_are_kept_if_that_is_asked_for(
         following = [*random_text(3), *random_text(4)]
         assert second[-80:] == following if prompts else second == [*random_text(3)[-5:], *random_text(4)]
         assert len(second) < 80 + 2 * 40 + 32
+
+
+def test_an_answer_whose_end_nobody_took_is_no_part_of_the_next_one_of_its_id(tmp_path: Path) -> None:
+    texts = learned(tmp_path)
+    for answer in ((5, 6, 7), (8, 9)):
+        texts.begin(Request("r", (1, 2)))
+        texts.take([OutputDelta("r", 0, answer)])
+    texts.take([OutputDelta("r", 0, finish_reason="stop")])
+    texts.begin(Request("r", (3, 4), SamplingParams(n=2)))
+    texts.take([OutputDelta("r", 0, finish_reason="abort")])  # of one before it
+    texts.take([OutputDelta("r", choice, (7, choice), finish_reason="stop") for choice in (0, 1)])
+    texts.close()
+    assert texts_in(tmp_path) == [[1, 2, 8, 9], [3, 4, 7, 0], [3, 4, 7, 1]]
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, "cd" * 32])

@@ -132,8 +132,7 @@ class LearnedTexts:
         """Called when learning ends, to keep the last states."""
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # by the name of the folder
         self._names: dict[str, str] = {}
-        self._requests: dict[str, tuple[Request, set[int]]] = {}  # and the choices that have not ended
-        self._answers: dict[tuple[str, int], list[int]] = {}
+        self._requests: dict[str, tuple[Request, dict[int, list[int]]]] = {}  # and the choices that have not ended
         self._queue: deque[_Waiting] = deque()
         self._queued = 0
         self._due: OrderedDict[str, None] = OrderedDict()
@@ -161,20 +160,19 @@ class LearnedTexts:
         """A request whose answer is to be learned; not one whose answer is given with it."""
         grammar = request.params.grammar
         if grammar is None or grammar.kind != "tokens":
-            self._requests[request.id] = request, set(request.choices)
+            self._requests[request.id] = request, {choice: [] for choice in request.choices}
 
     def take(self, deltas: Iterable[OutputDelta]) -> None:
         """What a step added to the requests' outputs."""
         for delta in deltas:
             if delta.request_id not in self._requests:
                 continue
-            request, choices = self._requests[delta.request_id]
-            answer = self._answers.setdefault((request.id, delta.index), [])
+            request, answers = self._requests[delta.request_id]
+            answer = answers.setdefault(delta.index, [])  # an earlier one of the id may have ended it
             answer += delta.token_ids
             if delta.finish_reason is not None:
-                del self._answers[request.id, delta.index]
-                choices.discard(delta.index)
-                if not choices:
+                del answers[delta.index]
+                if not answers:
                     del self._requests[request.id]
                 if answer:
                     self.learn(request.tenant, request.prompt, answer)
