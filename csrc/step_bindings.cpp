@@ -1,6 +1,7 @@
 // The binding that packs a step: reads spans and drafts as plain tuples and writes the integers that a tape reads.
 #include "step_bindings.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -15,17 +16,16 @@ using wager::as_int, wager::as_int32, wager::BlockTable, wager::CacheError, wage
 
 namespace {
 
-// One span with its draft, and the blocks of its sequence in `tables`.
+// One span with its draft, and the blocks of its sequence in `pool`.
 struct SpanRows {
     std::string name;
     int64_t start = 0;
     Items tokens, guesses, parents;
     nb::object listed[2];  // what guesses and parents are read from
     bool needs_logits = false;
-    std::shared_ptr<BlockTable> table;  // of a pool; null: `blocks` is a list
-    nb::object blocks;
+    std::shared_ptr<BlockTable> table;
 
-    SpanRows(PyObject* span, nb::handle drafts, nb::handle tables) {
+    SpanRows(PyObject* span, nb::handle drafts, const wager::BlockPool& pool) {
         static const wager::Name of_tokens("tokens"), of_parents("parents");
         PyObject** const fields = wager::fields_of(span, 4, "a span is five values");
         name = nb::cast<std::string>(nb::handle(fields[0]));
@@ -42,9 +42,8 @@ struct SpanRows {
             throw CallError("The span of '" + name + "' has no rows.", "Run at least the last known token.");
         if (guesses.size > 0 && !needs_logits)
             throw CallError("A draft for '" + name + "' would follow a prompt chunk.", "Draft for spans that need logits only.");
-        if (nb::isinstance<wager::BlockPool>(tables)) table = nb::inst_ptr<wager::BlockPool>(tables)->find(name);
-        else blocks = wager::value_of(tables, fields[0]);
-        if (!table && !blocks.is_valid()) throw nb::key_error(name.c_str());
+        table = pool.find(name);
+        if (!table) throw nb::key_error(name.c_str());
     }
 
     int64_t rows() const { return tokens.size + guesses.size; }
@@ -59,14 +58,14 @@ class BatchPacker {
                     max_blocks};
     }
 
-    nb::object pack(nb::handle spans, nb::handle drafts, nb::handle tables) {
+    nb::object pack(nb::handle spans, nb::handle drafts, const wager::BlockPool& pool) {
         packed = sizes = nb::none();
         const Items listed = wager::items_of(spans, "spans are a list");
         std::vector<SpanRows> all;
         all.reserve(listed.size);
         int64_t rows = 0;
         for (Py_ssize_t i = 0; i < listed.size; ++i) {
-            all.emplace_back(listed.items[i], drafts, tables);
+            all.emplace_back(listed.items[i], drafts, pool);
             rows += all.back().rows();
         }
         if (rows > buffers_.max_rows)
@@ -123,19 +122,16 @@ class BatchPacker {
 
     static void add_blocks(wager::BatchWriter& to, const SpanRows& span) {
         const int needed = to.needed_blocks();
-        BlockTable* const table = span.table.get();
-        Items listed;
-        if (table == nullptr && !listed.read(span.blocks.ptr())) throw std::invalid_argument("blocks are no list");
-        const int64_t held = table != nullptr ? static_cast<int64_t>(table->blocks.size()) : listed.size;
+        const std::vector<int32_t>& blocks = span.table->blocks;
+        const auto held = static_cast<int64_t>(blocks.size());
         if (held < needed)
             throw CacheError("'" + span.name + "' holds " + std::to_string(held) + " blocks and its rows need " +
                                  std::to_string(needed) + ".",
                              "Reserve before packing.");
         if (!to.has_room(needed))
             throw CallError("A span needs " + std::to_string(needed) + " blocks, more than the target takes.", "Raise max_context.");
-        int32_t* const target = to.block_table();
-        for (int i = 0; i < needed; ++i) target[i] = table != nullptr ? table->blocks[i] : token_at(listed, i);
-        if (!to.states(table, static_cast<int>(span.tokens.size)))
+        std::copy_n(blocks.begin(), needed, to.block_table());
+        if (!to.states(span.table.get(), static_cast<int>(span.tokens.size)))
             throw CacheError("'" + span.name + "' has more accepted guesses than a pass has rows.", "This is a defect in wager.");
         to.end();
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from wager.kernels._native import BlockPool
 from wager.kernels.base import BLOCK_SIZE
 from wager.types import PackedBatch
 
@@ -15,6 +16,19 @@ Rows = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
 
 def chain(base: int, tokens: Sequence[int], blocks: Sequence[int]) -> Rows:
     return base, tokens, range(-1, len(tokens) - 1), blocks
+
+
+def pool_of(tables: Mapping[str, Sequence[int]]) -> BlockPool:
+    """A pool in which sequences have these blocks."""
+    wanted = [block for table in tables.values() for block in table]
+    pool = BlockPool(max(wanted, default=0) + 1, prefix_cache=False)
+    for block in range(pool.num_blocks):
+        assert pool.reserve(f"block {block}", 1) and pool.block_table(f"block {block}") == [block]
+    for block in reversed(wanted):  # the last one that is released is the first to be taken
+        pool.release(f"block {block}")
+    for name, table in tables.items():
+        assert pool.reserve(name, len(table) * BLOCK_SIZE) and pool.block_table(name) == list(table)
+    return pool
 
 
 def num_known(parents: Sequence[int]) -> int:

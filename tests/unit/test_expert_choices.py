@@ -11,6 +11,7 @@ import torch
 from tiny_models import TOKENS, oracle, save
 
 from oracle.kernels import ReferenceKernels
+from packing import pool_of
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
 from wager.types import Span
@@ -40,7 +41,7 @@ def test_the_choices_are_the_routers_top_experts(architecture: str, config: dict
     for length in (len(TOKENS), 1):
         for start in range(0, len(TOKENS), length):
             span = Span("text", start, tuple(TOKENS[start : start + length]), needs_logits=True)
-            decoder.forward(pack([span], {}, {"text": list(range(16))}))
+            decoder.forward(pack([span], {}, pool_of({"text": range(16)})))
             for chosen, wanted in zip(decoder.expert_choices, expected, strict=True):
                 np.testing.assert_array_equal(chosen[:length], wanted[start : start + length])
     plain = Decoder(weights, ReferenceKernels("float32"), **sizes)

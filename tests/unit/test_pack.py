@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packing import batch
+from packing import batch, pool_of
 from wager.errors import CacheIntegrityError, UsageError, WagerError
 from wager.kernels._native import BatchPacker
 from wager.kernels.base import BLOCK_SIZE
@@ -53,9 +53,9 @@ BUFFERS = packer()
 def test_every_row_is_where_it_belongs(step):
     """Packed into arrays of its own, and natively into buffers."""
     spans, drafts, tables = step
-    packed, rows, logits_rows, first = pack(spans, drafts, tables), [], [], 0
+    pool, rows, logits_rows, first = pool_of(tables), [], [], 0
     uses = []  # of recurrent states: each sequence's own, from where it stands, and no copies
-    into = pack(spans, drafts, tables, into=BUFFERS)
+    packed, into = pack(spans, drafts, pool), pack(spans, drafts, pool, into=BUFFERS)
     assert BUFFERS.packed is into
     for place, span in enumerate(spans):
         draft, known = drafts.get(span.seq_id, Draft(span.seq_id)), len(span.tokens)
@@ -78,7 +78,7 @@ def test_every_row_is_where_it_belongs(step):
 
 
 def test_nothing_to_pack_is_an_empty_batch():
-    empty = pack([], {}, {})
+    empty = pack([], {}, pool_of({}))
     assert (empty.rows, empty.block_tables.shape) == (0, (0, 0))
 
 
@@ -92,7 +92,7 @@ def test_nothing_to_pack_is_an_empty_batch():
 )
 def test_what_cannot_be_packed_is_named(span, error, words):
     with pytest.raises(error, match=words):
-        pack([span], {"a": Draft.chain("a", (2,), drafter="n")}, {"a": [3]})
+        pack([span], {"a": Draft.chain("a", (2,), drafter="n")}, pool_of({"a": [3]}))
 
 
 LIVE = Span("a", 0, (1, 2), True, 8)
@@ -113,7 +113,7 @@ LIVE = Span("a", 0, (1, 2), True, 8)
 )
 def test_what_does_not_fit_the_buffers_is_refused(what, spans, draft, blocks):
     buffers = packer()
-    pack([Span("a", 0, (1,), True)], {}, {"a": [0]}, into=buffers)
+    pack([Span("a", 0, (1,), True)], {}, pool_of({"a": [0]}), into=buffers)
     with pytest.raises((WagerError, ValueError)):
-        pack(spans, {"a": draft} if draft else {}, {"a": list(blocks)}, into=buffers)
+        pack(spans, {"a": draft} if draft else {}, pool_of({"a": blocks}), into=buffers)
     assert buffers.packed is None, f"the buffers hold no batch after {what}"

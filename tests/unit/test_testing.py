@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from packing import pool_of
 from wager.errors import CacheIntegrityError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE
@@ -22,7 +23,7 @@ from wager.verify.pack import pack
 
 TOY = ToyDistribution(vocab=32)
 PROMPT = tuple(np.random.default_rng(3).integers(0, 32, 40).tolist())
-BLOCKS = {"a": [5, 2, 9, 4], "b": [7, 0, 3, 1]}
+BLOCKS = pool_of({"a": [5, 2, 9, 4], "b": [7, 0, 3, 1]})
 
 
 def _span(name: str, tokens: tuple[int, ...], start: int, *, live: bool = True) -> Span:
@@ -65,7 +66,7 @@ def test_tree_rows_see_their_own_path_and_an_accepted_path_must_be_moved() -> No
     known = (*PROMPT, 8, 5, 6, 1)
     follow = pack([_span("a", known, 43)], {}, BLOCKS)
     assert not _same(target.forward(follow).logits[0], known)
-    slots = [BLOCKS["a"][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(40, 44)]
+    slots = [BLOCKS.block_table("a")[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(40, 44)]
     target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, BLOCKS))  # undo what the wrong step wrote
     target.cache.move(np.array(slots[1:], np.int32), np.array(slots[:3], np.int32))
     assert _same(target.forward(follow).logits[0], known)
@@ -101,7 +102,7 @@ def test_every_paging_mistake_changes_the_logits() -> None:
         assert not (now and later), name  # a wrong slot shows in the step after
     target = _prefilled()
     kept = target.forward(good).logits
-    target.cache.clear(BLOCKS["a"][0])
+    target.cache.clear(BLOCKS.block_table("a")[0])
     target.forward(good)  # into the same buffer
     assert not _same(kept[0], known)
 

@@ -299,13 +299,7 @@ class BatchPacker:
         max_blocks: int,
         view: Callable[[int, int, int, int], PackedBatch],
     ) -> None: ...
-    def pack(
-        self,
-        spans: Sequence[Span],
-        drafts: Mapping[str, Draft],
-        blocks: Mapping[str, Sequence[int]] | BlockPool,
-        /,
-    ) -> PackedBatch: ...
+    def pack(self, spans: Sequence[Span], drafts: Mapping[str, Draft], pool: BlockPool, /) -> PackedBatch: ...
 
 class StageSeconds:
     def __init__(self, clock: Callable[[], float], /) -> None: ...

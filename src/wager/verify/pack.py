@@ -17,13 +17,12 @@ from wager.types import Draft, PackedBatch, Span
 def pack(
     spans: Sequence[Span],
     drafts: Mapping[str, Draft],
-    blocks: Mapping[str, Sequence[int]] | BlockPool,
+    pool: BlockPool,
     *,
     into: BatchPacker | None = None,
 ) -> PackedBatch:
-    """The batch of a step. `blocks[seq_id]`, or what a pool has of it, lists the blocks of a sequence, one for each
-    BLOCK_SIZE positions; `into` writes to the buffers that a tape reads (None: arrays of its own), and the batch is
-    valid until it packs again.
+    """The batch of a step. `pool` has the blocks of its sequences. `into` writes to the buffers that a tape reads
+    (None: to arrays of its own), and the batch is valid until it packs again.
 
     Logits rows: for each span that needs logits the row of its last known token, then every draft token in node order;
     spans in order. Raises UsageError for a span without rows, a draft behind a span without logits, or more than the
@@ -34,4 +33,4 @@ def pack(
         ends = [span.num_computed_tokens + count for span, count in zip(spans, counts, strict=True)]
         most = -(-max(ends, default=0) // BLOCK_SIZE)
         into = Inputs.allocate(max_rows=sum(counts), max_sequences=len(counts), max_blocks=most).packer()
-    return into.pack(spans, drafts, blocks)
+    return into.pack(spans, drafts, pool)

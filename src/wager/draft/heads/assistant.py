@@ -4,7 +4,7 @@ else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from wager.draft.heads.one_pass import ParallelDrafter
 from wager.draft.heads.sampling import HeadChain
 from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
+from wager.errors import UsageError
 from wager.kernels._native import BlockPool
 from wager.kernels.cpu import Kernels
 from wager.models.head_assistant import AssistantHead
@@ -29,7 +30,7 @@ class AssistantDrafter(ParallelDrafter):
     def __init__(
         self,
         head: AssistantHead,
-        blocks: Mapping[str, Sequence[int]] | BlockPool,
+        blocks: BlockPool,
         *,
         kernels: Kernels | None = None,
         name: str = "mtp",
@@ -82,4 +83,6 @@ def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     head = parts.loaded_head(spec)
     if not isinstance(head, AssistantHead):
         return autoregressive.build(spec, parts)
-    return AssistantDrafter(head, parts.target_pool or {}, kernels=parts.kernels, name=spec.label)
+    if parts.target_pool is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no blocks of the target's.", "Pass their pool as a part.")
+    return AssistantDrafter(head, parts.target_pool, kernels=parts.kernels, name=spec.label)
