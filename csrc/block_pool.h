@@ -78,7 +78,6 @@ class BlockPool {
     int64_t num_blocks() const { return num_blocks_; }
     int64_t num_free() const { return static_cast<int64_t>(free_.size()) + num_evictable_; }
     int64_t lead() const { return lead_; }
-    int64_t num_snapshots() const { return slots_.num_snapshots(); }
     bool is_held(int64_t block) const { return ref_counts_.at(block) > 0; }
     const std::unordered_map<std::string, std::shared_ptr<BlockTable>>& tables() const { return tables_; }
 

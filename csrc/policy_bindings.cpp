@@ -277,11 +277,7 @@ void bind_policy(nb::module_& m) {
              },
              nb::kw_only(), nb::arg("max_surprise"), nb::arg("drift"), nb::arg("noise_weight"), nb::arg("most_noise"),
              nb::arg("passing"), nb::arg("first_trend_weight"), nb::arg("trend_weight"), nb::arg("trend"), nb::arg("drift_interval"),
-             nb::arg("trend_growth"), nb::arg("change"), nb::arg("noise"), nb::arg("uncertainty"))
-        .def("update", [](Filter& filter, nb::handle slopes, double error) { filter.update(slopes_of(slopes, filter), error); })
-        .def("deviation", [](const Filter& filter, nb::handle slopes) { return filter.deviation(slopes_of(slopes, filter)); })
-        .def("values", &Filter::values)
-        .def("__deepcopy__", [](const Filter& filter, nb::handle) { return filter; });
+             nb::arg("trend_growth"), nb::arg("change"), nb::arg("noise"), nb::arg("uncertainty"));
     using Steps = wager::StepTimes;
     nb::class_<Steps>(m, "StepTimes")
         .def("__init__",
@@ -333,12 +329,6 @@ void bind_policy(nb::module_& m) {
     nb::class_<wager::CollapseRules>(m, "CollapseRules")
         .def(nb::init<long, long, double, double, double, double>(), nb::kw_only(), nb::arg("long_run"), nb::arg("known"),
              nb::arg("other_texts"), nb::arg("nearly_never"), nb::arg("enough"), nb::arg("share"));
-    nb::class_<wager::DrafterRecord>(m, "DrafterRecord")
-        .def(nb::init<const wager::CollapseRules&>())
-        .def("see", &wager::DrafterRecord::see, nb::arg("sequence"), nb::kw_only(), nb::arg("right"))
-        .def_ro("collapsed", &wager::DrafterRecord::collapsed)
-        .def_ro("usual", &wager::DrafterRecord::usual)
-        .def_ro("lately", &wager::DrafterRecord::lately);
     nb::class_<DrafterRecords>(m, "DrafterRecords")
         .def(nb::init<const wager::CollapseRules&, Py_ssize_t>(), nb::arg("rules"), nb::kw_only(), nb::arg("most_seen"))
         .def("add", &DrafterRecords::add)
@@ -375,7 +365,6 @@ void bind_policy(nb::module_& m) {
                             const wager::SequenceAcceptance& sequence) { return model.survival(read_draft(draft.ptr()), sequence); })
         .def("learn_round", &Model::learn_round, nb::arg("sequence"), nb::kw_only(), nb::arg("accepted"), nb::arg("tested"),
              nb::arg("known") = 0)
-        .def("learn_tree", &Model::learn_tree)
         .def("learn_draft", &learn_draft, nb::arg("sequence"), nb::arg("draft").none(), nb::arg("emitted"), nb::kw_only(),
              nb::arg("accepted") = nb::none(), nb::arg("depth"), nb::arg("stops_early") = false,
              nb::arg("forecast") = nb::none())

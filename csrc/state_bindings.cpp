@@ -72,7 +72,6 @@ void bind_pool(nb::module_& m) {
     nb::class_<BlockPool>(m, "BlockPool")
         .def(nb::init<int64_t, bool, int64_t, int64_t, int64_t>(), "num_blocks"_a, nb::kw_only(), "prefix_cache"_a, "lead"_a = 0,
              "states"_a = 0, "snapshots"_a = 0)
-        .def_prop_ro("num_snapshots", &BlockPool::num_snapshots)
         .def_prop_ro("num_blocks", &BlockPool::num_blocks)
         .def_prop_ro("num_free_blocks", &BlockPool::num_free)
         .def("block_table",
@@ -131,11 +130,9 @@ void bind_sequence(nb::module_& m) {
     nb::class_<SequenceState>(m, "SequenceState")
         .def(nb::new_(&make_sequence), nb::kw_only(), "id"_a, "request_id"_a, "choice"_a, "tokens"_a, "max_length"_a, "stop_ids"_a,
              "tenant"_a, "seed"_a, "temperature"_a.none(), "filters"_a, "greedy"_a, "streamed"_a = false)
-        .def_ro("id", &SequenceState::id)
         .def_prop_ro("num_tokens", &SequenceState::length)
         .def("tokens_from", &tokens_from)
         .def_ro("num_computed_tokens", &SequenceState::computed)
-        .def_ro("running", &SequenceState::running)
         .def_ro("admitted_at", &SequenceState::admitted_at)
         .def_ro("first_token_at", &SequenceState::first_token_at)
         .def_ro("last_token_at", &SequenceState::last_token_at)

@@ -5,9 +5,9 @@
 // behind the last token of a full block of the cache: it belongs to the block, and a prefix is reused up to a block that has one.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace wager {
@@ -41,9 +41,6 @@ class StateSlots {
     }
 
     bool any() const { return !of_block_.empty(); }
-    int64_t num_snapshots() const {
-        return std::count_if(snapshots_.begin(), snapshots_.end(), [](const Snapshot& each) { return each.block >= 0; });
-    }
     bool has(int32_t block) const { return of_block_[block] >= 0; }
 
     void begin(TableStates& states) {

@@ -27,7 +27,6 @@ class SuffixTree {
 
     explicit SuffixTree(int longest) : longest_(longest), nodes_(1), slots_(256, kNone) {}
 
-    int longest() const { return longest_; }
     uint64_t version() const { return version_; }  // changes with the tree: a Match of before may be out of date, or gone
 
     // Adds `token` after the text whose endings of 0, 1, ... tokens are `endings`, which become those of the longer text.

@@ -59,10 +59,12 @@ def test_the_nodes_of_a_tree_stand_for_the_depths_of_a_chain() -> None:
     model, sequences = opened(1)
     draw = np.random.default_rng(3)
     for _ in range(400):
-        first = draw.uniform(0.2, 0.6)
-        model.learn_tree(sequences[0], [0.5 * first, first, 0.4 * first, 0.1 * first])
+        first = draw.uniform(0.2, 0.5)
+        draft = Draft("r", (0, 1, 2, 3), (-1,) * 4, (0.5 * first, first, 0.4 * first, 0.1 * first), "d")
+        emitted = int(np.searchsorted(np.cumsum(draft.scores), draw.random()))
+        model.learn_draft(sequences[0], draft, [emitted], depth=4)
     survival = forecast(model, sequences, 4)[0]
-    assert survival == pytest.approx([0.4, 0.2, 0.16, 0.04], abs=0.02)
+    assert survival == pytest.approx([0.35, 0.175, 0.14, 0.035], abs=0.03)
 
 
 def test_rates_are_learned_by_depth_and_a_change_is_followed() -> None:

@@ -1,11 +1,23 @@
-"""Whether a drafter's guesses go on being right as they were, in Python: the reference of csrc/collapse.h."""
+"""Whether a drafter's guesses go on being right as they were, in Python: the reference of csrc/collapse.h; and that,
+by way of what the policy asks."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from wager.economics.policy.learning import _ENOUGH, _KNOWN, _LONG_RUN, _NEARLY_NEVER, _OTHER_TEXTS, _SHARE
+from wager.economics.policy.learning import (
+    _ENOUGH,
+    _KNOWN,
+    _LONG_RUN,
+    _NEARLY_NEVER,
+    _OTHER_TEXTS,
+    _SHARE,
+    COLLAPSE_RULES,
+)
+from wager.economics.policy.state import PolicyStep
+from wager.kernels import _native
+from wager.types import Draft, DraftDecision, Verdict
 
 
 @dataclass(slots=True)
@@ -49,3 +61,23 @@ class DrafterRecord:
             self.evidence, self.right, self.tried = 0.0, 0, 0
             self.shares.clear()
         return changed
+
+
+class NativeRecord:
+    """The native one, of steps with one draft. What is known of the drafter is as of its last collapse or recovery."""
+
+    collapsed, usual, lately = False, 0.0, ""
+
+    def __init__(self) -> None:
+        self._records = _native.DrafterRecords(COLLAPSE_RULES, most_seen=1)
+
+    def see(self, seq_id: str, *, right: bool) -> bool:
+        """As above."""
+        step = PolicyStep()
+        step.plan = {seq_id: DraftDecision(1, "d")}
+        step.drafted = {seq_id: Draft.chain(seq_id, [1], drafter="d")}
+        step.verdicts = [Verdict(seq_id, (), (1 if right else 2,))]
+        changes = self._records.add([step])
+        for _, self.collapsed, self.usual, self.lately in changes:
+            pass
+        return bool(changes)

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from oracle.collapse import NativeRecord
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import FixedDepth
-from wager.economics.policy.learning import COLLAPSE_RULES
 from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
-from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, SetAcceptanceDrafter, ToyDistribution, ToyOracle
 from wager.testing.drafters import TargetOracle
@@ -128,7 +127,7 @@ def test_a_drafter_that_collapses_is_reported_stopped_and_used_again(
 def test_texts_that_differ_or_turn_harder_to_guess_are_no_collapse(before: float, after: float | None) -> None:
     """Copied texts, then prose, whose first words are never guessed, and copied texts again; without an `after`, texts
     of which a third are right half as often as the others."""
-    draw, record = random.Random(2), _native.DrafterRecord(COLLAPSE_RULES)
+    draw, record = random.Random(2), NativeRecord()
     for index in range(20_000):
         sequence, place = divmod(index, 20)
         if after is None:
@@ -139,7 +138,7 @@ def test_texts_that_differ_or_turn_harder_to_guess_are_no_collapse(before: float
 
 
 def test_one_text_that_is_never_guessed_is_no_collapse() -> None:
-    record = _native.DrafterRecord(COLLAPSE_RULES)
+    record = NativeRecord()
     for index in range(100):
         record.see(f"s{index // 10}", right=index % 4 > 0)
     assert not any(record.see("other", right=False) for _ in range(500))

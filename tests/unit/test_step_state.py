@@ -241,7 +241,6 @@ class Traffic:
             state = self.native[seq_id]
             assert state.tokens_from(0) == sequence.tokens
             assert state.num_computed_tokens == sequence.computed
-            assert state.running == (sequence in self.plain.running)
             assert {name: getattr(state, name) for name in sequence.stats} == sequence.stats
             table = self.pool.block_table(seq_id)
             assert table == self.plain.pool.block_table(seq_id)
