@@ -10,8 +10,6 @@
 
 namespace wager {
 
-constexpr int kBatchBlock = 16;  // tokens per block of the cache, as kBlockSize of ops.h
-
 struct BatchBuffers {
     int32_t *tokens, *positions, *parents, *slot_mapping, *seq_ids, *logits_indices;  // [max_rows]
     int32_t *query_start_loc, *num_computed_tokens;                                   // [max_sequences + 1], [max_sequences]
@@ -56,7 +54,7 @@ class BatchWriter {
     }
 
     // How many blocks cover the span.
-    int needed_blocks() const { return (computed_ + rows_ - first_ + kBatchBlock - 1) / kBatchBlock; }
+    int needed_blocks() const { return (computed_ + rows_ - first_ + kBlockSize - 1) / kBlockSize; }
     bool has_room(int blocks) const { return blocks <= to_.max_blocks; }
     // What the pass does to the states of a sequence: see StateUse of ops.h. `known` are its rows before its guesses. Without a
     // table it has the slot of its place in the batch. False if there is no room for its replayed rows.
@@ -88,7 +86,7 @@ class BatchWriter {
         const int32_t* table = block_table();
         for (int row = first_; row < rows_; ++row) {
             const int at = computed_ + row - first_;
-            to_.slot_mapping[row] = table[at / kBatchBlock] * kBatchBlock + at % kBatchBlock;
+            to_.slot_mapping[row] = table[at / kBlockSize] * kBlockSize + at % kBlockSize;
         }
         blocks_ = std::max(blocks_, needed_blocks());
         ++sequences_;
@@ -100,7 +98,7 @@ class BatchWriter {
         for (int s = 0; s < sequences_; ++s) {
             const int end = to_.num_computed_tokens[s] + to_.query_start_loc[s + 1] - to_.query_start_loc[s];
             int32_t* const table = to_.block_tables + static_cast<int64_t>(s) * to_.max_blocks;
-            std::fill(table + (end + kBatchBlock - 1) / kBatchBlock, table + blocks_, 0);
+            std::fill(table + (end + kBlockSize - 1) / kBlockSize, table + blocks_, 0);
         }
     }
 

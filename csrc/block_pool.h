@@ -130,11 +130,8 @@ class BlockPool {
     // Makes the sequence's blocks cover `length` positions: all or nothing, false if there are too few blocks.
     bool reserve(const std::string& name, int64_t length) {
         std::shared_ptr<BlockTable> table = find(name);
-        const int64_t missing = blocks_for(length) - (table ? static_cast<int64_t>(table->blocks.size()) : 0);
-        if (missing > num_free()) return false;
-        if (!table) table = make(name);
-        reserve(*table, length);
-        return true;
+        if (!table && blocks_for(length) <= num_free()) table = make(name);
+        return table && reserve(*table, length);
     }
 
     bool reserve(BlockTable& table, int64_t length) {

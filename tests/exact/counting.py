@@ -89,7 +89,7 @@ class SamplingDrafter(HistoryDrafter):
         at = (request.seed, request.position + depth - 1, request.choice)
         if width == 1:
             return [row.choose(*at, private=depth)]
-        return [token for token, _ in row.top(width, *at, private=depth)]
+        return row.top(width, *at, private=depth)
 
 
 class FixedDrafter(SamplingDrafter):

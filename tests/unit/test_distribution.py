@@ -221,20 +221,21 @@ def test_choose_is_argmax_of_score_plus_field():
 
 def test_ties_go_to_the_lowest_id_whatever_the_noise_cannot_decide():
     assert ProcessedDistribution(np.array([3, 8, 9]), np.array([1.0, 2.0, 2.0]), greedy=True).choose(1, 2) == 8
-    assert [token for token, _ in ProcessedDistribution(None, np.zeros(5), greedy=True).top(3, 1, 2)] == [0, 1, 2]
+    assert ProcessedDistribution(None, np.zeros(5), greedy=True).top(3, 1, 2) == [0, 1, 2]
 
 
-def test_top_ranks_with_margins():
+def test_top_ranks_by_score_and_noise():
     z = np.random.default_rng(7).normal(0, 2, 60).astype(np.float32)
     for params in (SamplingParams(), HOT, SamplingParams(temperature=0.7, top_k=9)):
         shaped = process(z, params)
         for position in range(10):
-            tokens, margins = zip(*shaped.top(4, 3, position), strict=True)
-            assert tokens[0] == shaped.choose(3, position)
-            assert margins[0] == pytest.approx(-margins[1])
-            assert margins[0] >= 0 >= margins[1] >= margins[2] >= margins[3]
-            assert shaped.top(1, 3, position) == [(tokens[0], margins[0])]
-    assert process(z, SamplingParams(temperature=1.0, top_k=1)).top(3, 1, 2) == [(int(z.argmax()), math.inf)]
+            tokens = shaped.top(4, 3, position)
+            assert shaped.top(1, 3, position) == tokens[:1] == [shaped.choose(3, position)]
+            ids = np.arange(60) if shaped.ids is None else shaped.ids
+            values = shaped.scores if shaped.greedy else shaped.scores + noise.gumbel(3, position, ids)
+            assert tokens == ids[np.argsort(-values)][:4].tolist()
+            assert shaped.top(0, 3, position) == []
+    assert process(z, SamplingParams(temperature=1.0, top_k=1)).top(3, 1, 2) == [int(z.argmax())]
     assert len(process(z[:3], HOT).top(8, 1, 2)) == 3
 
 

@@ -146,8 +146,7 @@ class GuessSampler:
 
     def guesses(self, output: TargetOutput, rows: Sequence[GuessedRow]) -> list[Guess]:
         """One token for each row."""
-        native = [] if self._kernels is None else [each for each in rows if _sampled_natively(each.request)]
-        drawn = {id(each): token for each, token in zip(native, self._native(native, output), strict=True)}
+        drawn = self._drawn_natively(output, rows)
         return [self._guess(output, each, drawn.get(id(each))) for each in rows]
 
     def alternatives(self, output: TargetOutput, row: GuessedRow, token: int, count: int) -> list[int]:
@@ -228,7 +227,7 @@ class GuessSampler:
             return [], np.zeros((0, self.vocab))
         q, request = distribution.probabilities(self.vocab), row.request
         ranked = distribution.top(count, request.seed, row.position, request.choice, private=row.private)
-        tokens = [token for token, _ in ranked if q[token] > 0][: int((q > 0).sum())]
+        tokens = [token for token in ranked if q[token] > 0]
         return [Candidate(self.own_id(token), float(q[token])) for token in tokens], without_replacement(q, tokens)
 
     def _processed(self, output: TargetOutput, row: GuessedRow) -> ProcessedDistribution:
@@ -280,15 +279,13 @@ class GuessSampler:
         token = distribution.choose(request.seed, row.position, request.choice, private=row.private)
         return token, distribution.probabilities(self.vocab)
 
-    def _native(self, rows: Sequence[GuessedRow], output: TargetOutput) -> list[int]:
-        if self._kernels is None or not rows:
-            return []
-        requests = [
-            SampleRequest(row.row, row.request.params.temperature, row.request.seed, row.position, row.request.choice)
-            for row in rows
-        ]
-        return self._kernels.sample(output.logits, requests)
-
-
-def _sampled_natively(request: DraftRequest) -> bool:
-    return request.params.plain and not request.params.greedy and not request.needs_draft_probs
+    def _drawn_natively(self, output: TargetOutput, rows: Sequence[GuessedRow]) -> dict[int, int]:
+        """The tokens of those rows that it is possible for, by the row's identity."""
+        if self._kernels is None:
+            return {}
+        asked = {
+            id(each): SampleRequest(each.row, request.params.temperature, request.seed, each.position, request.choice)
+            for each in rows
+            if (request := each.request).params.plain and not request.params.greedy and not request.needs_draft_probs
+        }
+        return dict(zip(asked, self._kernels.sample(output.logits, list(asked.values())), strict=True)) if asked else {}

@@ -58,21 +58,11 @@ class ProcessedDistribution:
         """The token at `position`: argmax(score + g), a draw from the distribution; ties go to the lowest id."""
         return self._id(int(self._noisy(seed, position, choice, private).argmax()))
 
-    def top(
-        self, count: int, seed: int, position: int, choice: int = 0, *, private: int = 0
-    ) -> list[tuple[int, float]]:
-        """The `count` best ids by score + g, best first: Gumbel top-b, a draw without replacement.
-
-        With each comes its margin: for the first its lead over the second, for the others their (negative) gap to the
-        first (verification rules, section 1.5). A single id has an infinite margin.
-        """
+    def top(self, count: int, seed: int, position: int, choice: int = 0, *, private: int = 0) -> list[int]:
+        """The `count` best ids by score + g, best first: Gumbel top-b, a draw without replacement."""
         values = self._noisy(seed, position, choice, private)
-        best = largest(values, min(max(count, 2), len(values)))
-        best = best[np.argsort(-values[best], kind="stable")]
-        ranked = values[best]
-        lead = float(ranked[0] - ranked[1]) if len(ranked) > 1 else float("inf")
-        margins = [lead, *(float(value - ranked[0]) for value in ranked[1:])]
-        return [(self._id(int(i)), margin) for i, margin in zip(best, margins, strict=True)][:count]
+        best = largest(values, max(1, count))
+        return [self._id(int(i)) for i in best[np.argsort(-values[best], kind="stable")][:count]]
 
     def probabilities(self, vocab: int) -> NDArray[np.float64]:
         """Exact probabilities over the whole vocabulary, float64 [vocab]; a point mass when greedy."""
