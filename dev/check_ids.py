@@ -2,10 +2,11 @@
 
     python dev/check_ids.py --ids 1000000 [--seed 1] [--models A,B,...]
 
-Each round has a model, random requests (lengths, sampling, penalties, grammars, choices, tenants) and their plain
-texts. Then engines with random drafters, depths, policies and sizes answer the same requests in random order, with
-arrivals at random steps; some have a cache that is too small, and some preempt all sequences again and again. Exit
-code 1 if an id or a finish reason differs.
+Each round has a model, random requests (lengths, sampling, penalties, grammars, stops, choices, tenants, wishes of how
+to draft) and their plain texts. Then engines with random drafters, depths, policies and sizes answer the same requests
+in random order, with arrivals at random steps; some have a cache that is too small, some preempt all sequences again
+and again, and in some requests are aborted or steps fail behind their pass. Exit code 1 if an id or a finish reason
+differs.
 """
 
 from __future__ import annotations
@@ -30,10 +31,20 @@ from wager.loading.load import LoadedEngine, LoadedTarget, load  # noqa: E402
 from wager.types import (  # noqa: E402
     Grammar,
     Request,
+    RequestSpeculation,
     SamplingParams,
+    StepRecord,
 )
 
-MODELS = ("random:llama:tiny", "random:qwen3-moe:tiny", "random:deepseek:tiny", "SmolLM2-135M-Instruct")
+MODELS = (
+    "random:llama:tiny",
+    "random:qwen3-moe:tiny",
+    "random:deepseek:tiny",
+    "random:gemma3:tiny",
+    "random:qwen3-next:tiny",
+    "random:granite-h:tiny",
+    "SmolLM2-135M-Instruct",
+)
 KEPT_APART = ("slem", "tli", "prediction", "mtp", "mtp:tree")
 """Drafters that need another vocabulary, a prediction, or modules in the model; `wager prove` tries them."""
 GRAMMARS = (Grammar("regex", "[a-z ]{5,40}"), Grammar("json_schema", '{"type": "object", "maxProperties": 2}'))
@@ -49,47 +60,93 @@ class Tally:
     differing: int = 0
 
 
+class Failure(BaseException):
+    """What is raised in a step, as a Ctrl-C would be."""
+
+
 def random_requests(rng: random.Random, count: int, vocab: int, longest: int) -> list[Request]:
     shared = [rng.randrange(vocab) for _ in range(64)]
+    wishes = (None, None, None, RequestSpeculation(depth=0), RequestSpeculation(), RequestSpeculation(depth=2))
     found = []
     for number in range(count):
-        size = rng.choice((1, 5, 16, 17, 40, 70))
+        size = rng.choice((1, 5, 16, 17, 32, 40, 70))
         prompt = shared[: rng.choice((0, 16, 48, 64))] + [rng.randrange(min(vocab, 300)) for _ in range(size)]
         penalised = rng.random() < 0.25
         params = SamplingParams(
-            max_tokens=rng.choice((4, 20, longest, longest)),
+            max_tokens=rng.choice((1, 4, 20, longest, longest)),
             temperature=rng.choice((0.0, 0.0, 0.6, 1.0)),
             top_k=rng.choice((0, 0, 8)),
             top_p=rng.choice((1.0, 1.0, 0.9)),
             min_p=rng.choice((0.0, 0.0, 0.05)),
-            seed=number,
+            seed=number if number % 2 else 2**64 - 1 - number,
             ignore_eos=rng.random() < 0.8,
+            stop_token_ids=rng.sample(range(vocab), rng.choice((0, 0, vocab // 32))),
+            stop=rng.choice(((), (), (), ("e", "th"))),
             logprobs=rng.choice((None, None, None, 2)),
             n=rng.choice((1, 1, 1, 3)),
             repetition_penalty=1.2 if penalised else 1.0,
             frequency_penalty=0.4 if penalised else 0.0,
             logit_bias={5: 3.0, 6: -100.0} if penalised else {},
+            prediction=rng.choice(((), (), prompt)),
         )
         if rng.random() < 0.1:
             params = replace(params, grammar=rng.choice(GRAMMARS), ignore_eos=False, max_tokens=24)
-        found.append(Request(f"r{number}", tuple(prompt), params, tenant=rng.choice(("", "anna", "ben"))))
+        elif rng.random() < 0.2:
+            params = replace(params, min_tokens=min(params.max_tokens, 12))
+        tenant = rng.choice(("", "anna", "ben"))
+        found.append(Request(f"r{number}", tuple(prompt), params, tenant=tenant, speculation=rng.choice(wishes)))
     return found
 
 
+def fail_sometimes(engine: LoadedEngine, rng: random.Random, share: float) -> None:
+    """That share of the steps raises before it is written, and as many after it."""
+    accept = engine.runner.accept
+
+    def fail(record: StepRecord | None = None) -> None:
+        if rng.random() < share:
+            raise Failure
+
+    def failing(*given: Any) -> Any:
+        fail()
+        return accept(*given)
+
+    engine.runner.accept, engine.on_step = failing, fail  # type: ignore[assignment, method-assign]
+    engine.proposer = engine.proposer  # the stages are bound anew
+
+
 def answers(
-    engine: LoadedEngine, requests: Sequence[Request], rng: random.Random, *, at_once: int, preempting: float
+    engine: LoadedEngine,
+    requests: Sequence[Request],
+    rng: random.Random,
+    *,
+    at_once: int,
+    preempting: float = 0.0,
+    aborting: float = 0.0,
 ) -> tuple[dict[str, list[tuple[tuple[int, ...], str]]], int, int]:
-    """By request the ids and finish reason of each choice; how many preemptions there were, and accepted guesses."""
-    collectors = {request.id: OutputCollector() for request in requests}
-    waiting = list(requests)
+    """By request the ids and finish reason of each choice; how many preemptions there were, and accepted guesses.
+    `preempting` and `aborting` are shares of the steps; an aborted request is asked once more, under its own id."""
+    collectors: dict[str, OutputCollector] = {}
+    waiting, aborted = list(requests), set[str]()
     while waiting or engine.busy:
         while waiting and len(engine.open_requests) < at_once and (not engine.busy or rng.random() < 0.7):
-            collectors[waiting[-1].id].expect(waiting[-1])
-            engine.add(waiting.pop())
-        for delta in engine.step():
-            collectors[delta.request_id].add(delta)
+            request = waiting.pop()
+            collectors[request.id] = OutputCollector()
+            collectors[request.id].expect(request)
+            engine.add(request)
+        try:
+            deltas = engine.step()
+        except Failure:
+            continue
+        for delta in deltas:
+            if delta.finish_reason != "abort":
+                collectors[delta.request_id].add(delta)
         if rng.random() < preempting:
             engine.preempt_all()
+        if rng.random() < aborting and (open_ids := [name for name in engine.open_requests if name not in aborted]):
+            left = rng.choice(open_ids)
+            engine.abort(left)
+            aborted.add(left)
+            waiting.append(next(request for request in requests if request.id == left))
     engine.check()
     done = {name: each.completions() for name, each in collectors.items()}
     stats = [each.stats for found in done.values() for each in found]
@@ -112,7 +169,7 @@ def one_round(model: str, seed: int, tally: Tally, *, longest: int, engines: int
     base = EngineConfig.from_options(
         model=model,
         drafter="none",
-        threads=rng.choice((1, 2)),
+        threads=rng.choice((1, 2, 5)),
         max_context=CONTEXT,
         prefix_cache=False,
         max_rows=rng.choice((24, 64, 256)),
@@ -124,17 +181,17 @@ def one_round(model: str, seed: int, tally: Tally, *, longest: int, engines: int
     plain = load(base)
     target: LoadedTarget = plain.target
     requests = random_requests(rng, 40, target.decoder.vocab, longest)
-    expected, _, _ = answers(plain, requests, rng, at_once=1, preempting=0.0)
+    undrafted = [replace(request, speculation=None) for request in requests]
+    expected, _, _ = answers(plain, undrafted, rng, at_once=1)
     with tempfile.TemporaryDirectory() as folder:
         drafters = every_drafter(model, Path(folder))
         for _ in range(engines):
             config = random_config(rng, base, drafters)
             engine = load(config, target=target)
             order = rng.sample(requests, len(requests))
-            preempting = rng.choice((0.0, 0.05, 0.3))
-            found, preempted, accepted = answers(
-                engine, order, rng, at_once=rng.choice((1, 6, 24)), preempting=preempting
-            )
+            shares = {"preempting": rng.choice((0.0, 0.05, 0.3)), "aborting": rng.choice((0.0, 0.02))}
+            fail_sometimes(engine, rng, rng.choice((0.0, 0.02)))
+            found, preempted, accepted = answers(engine, order, rng, at_once=rng.choice((1, 6, 24)), **shares)
             tally.preempted += preempted
             tally.accepted += accepted
             for name, choices in expected.items():
@@ -142,7 +199,7 @@ def one_round(model: str, seed: int, tally: Tally, *, longest: int, engines: int
                 tally.ids += sum(len(ids) for ids, _ in choices)
                 if choices != found[name]:
                     tally.differing += 1
-                    print(f"DIFFERS: seed {seed} {config} {name}", flush=True)
+                    print(f"DIFFERS: seed {seed} {config} {shares} {name}", flush=True)
             engine.close()
 
 
