@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import RecyclingDrafter
 from wager.economics.policy.heuristics import FixedDepth
+from wager.engine import core
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (
@@ -607,6 +610,47 @@ def test_a_drafter_may_call_nothing(name: str, caplog: pytest.LogCaptureFixture)
 
 
 # ---- threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stride", [13, 1])
+def test_an_interrupt_at_any_line_of_the_engine_leaves_it_usable(stride: int) -> None:
+    """But those of its guard, between which no signal is looked at, since they call nothing."""
+    lines, params, answer = itertools.count(1, stride), SamplingParams(max_tokens=3, n=2), answers("a")
+
+    def use(tried: Engine) -> None:
+        tried.add(Request("left", (1, 2), params))
+        tried.generate([Request("b", (1, 3), params)])
+        tried.abort("left")
+
+    def interrupted(tried: Engine, line: int) -> bool:
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal line
+            if frame.f_code.co_filename != core.__file__ or frame.f_code is core.CallGuard.call.__code__:
+                return None
+            line -= event == "line"
+            if line == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            use(tried)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    while interrupted(tried := engine(), next(lines)):
+        for name in tried.open_requests:
+            tried.abort(name)
+        for _ in range(3):
+            tried.step()
+        assert not tried.busy and not tried.open_requests
+        tried.check()
+        assert tokens_of(tried.generate([request("a")])) == answer
+    assert next(lines) > 100
 
 
 def test_a_second_thread_is_refused_by_name() -> None:

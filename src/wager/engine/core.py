@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, TypeVar
 
 from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy, WrappedPolicy
@@ -35,6 +36,8 @@ from wager.types import (
     Span,
     StepRecord,
 )
+
+R = TypeVar("R")
 
 
 class Engine:
@@ -67,7 +70,6 @@ class Engine:
         self._eos = frozenset(eos)
         self.grammars = grammars
         """Compiles what `add` would compile: any thread may do that before, so that no step waits for it."""
-        self._open: dict[str, int] = {}  # request id -> its choices that have not ended
         self._outputs: list[OutputDelta] = []  # that no step has returned yet
         self._guard = CallGuard()
         self.on_step: Callable[[StepRecord], object] | None = None
@@ -129,11 +131,7 @@ class Engine:
 
     def step(self) -> list[OutputDelta]:
         """One pass of the target for all sequences that can run; what it added to their outputs."""
-        self._guard.begin("step")
-        try:
-            deltas = self._step()
-        finally:
-            self._guard.end()
+        deltas = self._guard.call("step", self._step)
         if self.on_deltas is not None:
             self.on_deltas(deltas)
         return deltas
@@ -169,9 +167,7 @@ class Engine:
     def _observe(self, output: TargetOutput, committed: CommittedStep) -> None:
         """Drafters, policy and scheduler learn from the step. The last two observe its seconds after all stages have
         ended; what that takes counts for the next step."""
-        deltas, known, ended, verdicts, record = committed
-        if ended:
-            self._close_requests(deltas)  # first: a policy of one's own may raise
+        _, known, ended, verdicts, record = committed
         self._observe_drafters(output, known, ended)
         try:
             self._learn(verdicts)
@@ -182,8 +178,7 @@ class Engine:
         self._report(record)
         self.scheduler.last_step = record
         if self.on_step is not None:
-            with self._guard.call("on_step"):
-                self.on_step(record)
+            self._guard.call("on_step", self.on_step, record)
 
     def _end_sequences(self, ended: Sequence[str]) -> None:
         with ExitStack() as every:  # the policy is told of all, though it may raise
@@ -191,14 +186,6 @@ class Engine:
                 every.callback(self._policy.end, seq_id)
             if self._proposer.changed:
                 self._policy.leave_out(frozenset(self._proposer.failed))
-
-    def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
-        """The id of a request whose last choice has ended may be used again."""
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                self._open[delta.request_id] -= 1
-                if not self._open[delta.request_id]:
-                    del self._open[delta.request_id]
 
     # ---- around the step ------------------------------------------------------------------------------------------
 
@@ -209,16 +196,15 @@ class Engine:
 
     @property
     def open_requests(self) -> list[str]:
-        """Ids of the requests that wait or run."""
-        return list(self._open)
+        """Ids of the requests that wait or run. One whose last choice has ended may be used again."""
+        return list(dict.fromkeys([sequence.request_id for sequence in self.scheduler.sequences.values()]))
 
     def add(self, request: Request) -> None:
         """Accept a request, or refuse it with a typed error; an accepted one always ends with a last output."""
-        with self._guard.call("add"):
-            self._add(request)
+        self._guard.call("add", self._add, request)
 
     def _add(self, request: Request) -> None:
-        if request.id in self._open:
+        if request.id in self.open_requests:
             raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
         drafters, drafter = self.proposer.drafters, self.proposer.name
         check_request(request, vocab=self.runner.target.vocab, has_tokenizer=self._decoder is not None)
@@ -233,7 +219,6 @@ class Engine:
             choices.append(EngineSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=drafter))
         for sequence in choices:  # all have one length, so only the first can be refused
             self.scheduler.add(sequence)
-        self._open[request.id] = len(choices)
         try:
             for sequence in choices:
                 self.proposer.begin(sequence.id, request.prompt, request.params, tenant=request.tenant)
@@ -246,17 +231,16 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """End all choices of a request now; their last outputs come with what a step returns next. False if it is not
         running."""
-        with self._guard.call("abort"):
-            if request_id not in self._open:
-                return False
-            deltas = self.scheduler.abort(request_id)
-            self._outputs += deltas  # they come even if a policy of one's own raises now
-            self._end_choices(deltas)
-            return True
+        return self._guard.call("abort", self._abort, request_id)
+
+    def _abort(self, request_id: str) -> bool:
+        deltas = self.scheduler.abort(request_id)
+        self._outputs += deltas  # they come even if a policy of one's own raises now
+        self._end_choices(deltas)
+        return bool(deltas)
 
     def _end_choices(self, deltas: Sequence[OutputDelta]) -> None:
         """What follows the last outputs of a request's choices."""
-        self._close_requests(deltas)
         ended = [sequence_id(delta.request_id, delta.index) for delta in deltas]
         for seq_id in ended:
             self.proposer.end(seq_id)
@@ -264,16 +248,17 @@ class Engine:
 
     def preempt_all(self) -> None:
         """Preempt every running sequence; its tokens are computed again. Texts do not change (see `wager prove`)."""
-        with self._guard.call("preempt_all"):
-            self.scheduler.preempt_all()
+        self._guard.call("preempt_all", self.scheduler.preempt_all)
 
     def forget_requests(self) -> None:
         """Drafters forget earlier requests, so that one that is measured again is not guessed from its own answer.
         UsageError while requests run."""
-        with self._guard.call("forget_requests"):
-            if self.scheduler.busy:
-                raise UsageError("Drafters cannot forget requests that run.", "Wait until the last one has ended.")
-            self.proposer.forget()
+        self._guard.call("forget_requests", self._forget_requests)
+
+    def _forget_requests(self) -> None:
+        if self.scheduler.busy:
+            raise UsageError("Drafters cannot forget requests that run.", "Wait until the last one has ended.")
+        self.proposer.forget()
 
     def check(self) -> None:
         """Integrity of the block accounting; raises CacheIntegrityError."""
@@ -296,27 +281,30 @@ class Engine:
                 f"concurrency = {concurrency!r} is not possible.",
                 "Give an integer from 1 on, or None to run all requests together.",
             )
-        waiting, collector, added = deque(requests), OutputCollector(), set[str]()
-        with self._guard.call("generate"):
-            try:
-                while waiting or self.busy:
-                    while waiting and (concurrency is None or len(self._open) < concurrency):
-                        collector.expect(waiting[0])
-                        self.add(waiting[0])
-                        added.add(waiting.popleft().id)
-                    for delta in self.step():
-                        collector.add(delta)
-                        if on_output:
-                            with self._guard.call("on_output"):
-                                on_output(delta)
-            except BaseException:
-                for request_id in added:
-                    with suppress(Exception):  # of a policy of one's own
-                        self.abort(request_id)
-                self._outputs = [each for each in self._outputs if each.request_id not in added]
-                raise
-            self.check()
-            return collector.completions()
+        return self._guard.call("generate", self._generate, deque(requests), concurrency, on_output)
+
+    def _generate(
+        self, waiting: deque[Request], concurrency: int | None, on_output: Callable[[OutputDelta], None] | None
+    ) -> list[Completion]:
+        collector, added = OutputCollector(), set[str]()
+        try:
+            while waiting or self.busy:
+                while waiting and (concurrency is None or len(self.open_requests) < concurrency):
+                    collector.expect(waiting[0])
+                    self.add(waiting[0])
+                    added.add(waiting.popleft().id)
+                for delta in self.step():
+                    collector.add(delta)
+                    if on_output:
+                        self._guard.call("on_output", on_output, delta)
+        except BaseException:
+            for request_id in added:
+                with suppress(Exception):  # of a policy of one's own
+                    self.abort(request_id)
+            self._outputs = [each for each in self._outputs if each.request_id not in added]
+            raise
+        self.check()
+        return collector.completions()
 
 
 # ---- which call an engine is in -------------------------------------------------------------
@@ -327,39 +315,36 @@ _BETWEEN_STEPS = ("generate", "on_output", "on_step")
 
 
 class CallGuard:
-    """The calls that an engine is in, outermost first."""
+    """The call that an engine is in, and its thread, if it is in one."""
 
     def __init__(self) -> None:
-        self._thread: dict[str, int] = {}  # whose calls they are
-        self._calls: list[str] = []
+        self._inside: tuple[str, int] | None = None
 
-    @contextmanager
-    def call(self, name: str) -> Iterator[None]:
-        """For the duration of one call of the engine, or of a callback. UsageError if it is not possible now."""
-        self.begin(name)
+    def call(self, name: str, function: Callable[..., R], *given: Any) -> R:
+        """`function(*given)` as a call of the engine of that name, or a callback. UsageError if it is not possible now.
+
+        From one look at what it is in to the change of that nothing is called, so that neither another thread nor a
+        signal comes between."""
+        now, allowed = (name, threading.get_ident()), _ALLOWED_WITHIN.get(name, _BETWEEN_STEPS)
+        before = self._inside
+        if before is not None and (before[1] != now[1] or before[0] not in allowed):
+            raise _refusal(name, *before)
         try:
-            yield
+            self._inside = now
+            return function(*given)
         finally:
-            self.end()
+            self._inside = before
 
-    def begin(self, name: str) -> None:
-        thread = threading.get_ident()
-        calls, owner = self._calls, self._thread.setdefault("", thread)  # of two threads, one is the first
-        if owner != thread:
-            names = {each.ident: each.name for each in threading.enumerate()}
-            raise UsageError(
-                f"Thread {threading.current_thread().name!r} called Engine.{name} while thread "
-                f"{names.get(owner, owner)!r} was using the engine.",
-                "One thread at a time may use an engine; a wager.LLM serves several.",
-            )
-        if calls and calls[-1] not in _ALLOWED_WITHIN.get(name, _BETWEEN_STEPS):
-            raise UsageError(
-                f"Engine.{name} was called within {calls[-1]} of the same engine.",
-                "Callbacks on_step and on_output may add and abort requests; steps must wait for their return.",
-            )
-        calls.append(name)
 
-    def end(self) -> None:
-        self._calls.pop()
-        if not self._calls:
-            del self._thread[""]
+def _refusal(name: str, within: str, owner: int) -> UsageError:
+    if owner == threading.get_ident():
+        return UsageError(
+            f"Engine.{name} was called within {within} of the same engine.",
+            "Callbacks on_step and on_output may add and abort requests; steps must wait for their return.",
+        )
+    names = {each.ident: each.name for each in threading.enumerate()}
+    return UsageError(
+        f"Thread {threading.current_thread().name!r} called Engine.{name} while thread "
+        f"{names.get(owner, owner)!r} was using the engine.",
+        "One thread at a time may use an engine; a wager.LLM serves several.",
+    )

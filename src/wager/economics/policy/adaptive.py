@@ -166,10 +166,10 @@ class Adaptive(Policy):
         now, readiness, exploration, before = self._steps, self._readiness, self._exploration, self._planned
         if self._ended:
             self._learn_steps()
-            for seq_id in self._ended:
+            ended, self._ended = self._ended, {}
+            for seq_id in ended:
                 self._learning.end_sequence(self._sequences.pop(seq_id))
-            self._changes += len(self._ended)
-            self._ended = {}
+            self._changes += len(ended)
         if now // SLOW_INTERVAL > before.number // SLOW_INTERVAL:
             self._prices.latency.clear()  # contexts have grown
             for model in self.acceptance.values():
