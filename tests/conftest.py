@@ -7,7 +7,9 @@ import gc
 import os
 import signal
 import tempfile
+from functools import cache
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -42,9 +44,27 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_CACHE].cleanup()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A random search has two cases: a quarter of its examples, and all of them."""
+    search = getattr(metafunc.function, "_hypothesis_internal_use_settings", None)
+    if search is not None:
+        metafunc.fixturenames.append("_examples")
+        counts = sorted({-(-search.max_examples // 4), search.max_examples})
+        metafunc.parametrize("_examples", counts, indirect=True, ids=lambda count: f"{count} examples")
+
+
+@pytest.fixture
+def _examples(request: pytest.FixtureRequest) -> None:
+    search = request.function._hypothesis_internal_use_settings
+    request.function._hypothesis_internal_use_settings = settings(search, max_examples=request.param)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a parametrised test the first case is in the default run and the others are slow, unless a test is named."""
+    """Of a parametrised test the first case is in the default run and the others are slow, unless a test is named.
+    What asks transformers comes first, so that one process imports its models, which takes four seconds."""
+    asking = {"transformers", "tiny_models", "tokenizer_models", "mtp_modules"}
+    items.sort(key=lambda item: not asking & _sources(getattr(item, "module", None)))
     if any("::" in argument for argument in config.args):
         return
     cases: dict[str, list[pytest.Item]] = {}
@@ -54,6 +74,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick = [item for item in same if item.get_closest_marker("slow") is None]
         for item in quick[1:]:
             item.add_marker(pytest.mark.slow)
+
+
+@cache
+def _sources(module: ModuleType | None) -> set[str]:
+    """The modules that a file of tests imports, or has functions and classes from."""
+    names = vars(module).values() if module else ()
+    imported = {each.__name__ for each in names if isinstance(each, ModuleType)}
+    return imported | {each.__module__ for each in names if isinstance(each, FunctionType | type)}
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -103,6 +103,7 @@ def test_a_pause_of_the_machine_moves_little() -> None:
     assert surface.seconds(8, 4, 0) == pytest.approx(6.87e-3, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_machine_whose_pace_wanders_leaves_the_curve_smooth() -> None:
     """Steps scatter by 15 % and the machine's pace by as much over dozens of steps; the prices start uncertain. How far
     rows cost more than others must not be read from when they were seen. (0.27 with independent row counts and a fixed

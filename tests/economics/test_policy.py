@@ -210,6 +210,7 @@ def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_bu
     assert 0 < spent < 0.006 * (simulation.seconds - seconds)
 
 
+@pytest.mark.slow
 def test_each_depth_is_measured_more_seldom_the_longer_its_rows_are_known() -> None:
     """Else the budget is spent on what was measured before: 0.6 % where drafters are good and bad in turns."""
     policy, rates = adaptive(LatencySurface(ROWS, SECONDS, uncertainty=3.0)), {"d": always(0.7)}
@@ -248,6 +249,7 @@ def test_a_drafter_that_is_always_wrong_is_hardly_asked_and_used_again_once_it_i
     assert simulation.run(100).drafted["d"] - drafted > 90 * live
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "fewer"), [("planned", False), ("judged", True)])
 def test_looks_pay_for_what_the_policy_does_for_them_not_for_its_plans(kind: str, fewer: bool) -> None:
     def drafted(share: float) -> int:
@@ -303,6 +305,7 @@ def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
     assert wins == ["one"] * 4 + ["two"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm_up", [1, 16])
 @pytest.mark.parametrize("own", [0.001, 0.05])  # share of a step for the policy: of the latter it decides every 16th
 def test_a_drafter_that_wakes_to_be_tried_beside_one_that_is_used_drafts(own: float, warm_up: int) -> None:
@@ -410,6 +413,7 @@ def mixed(surface: Machine, **options: object) -> SimulatedSequences:
     return SimulatedSequences(adaptive(surface, **options), surface, rates, names(12)).run(700)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_weights_move_rows_to_the_sequences_they_favour() -> None:
     even, favoured = (mixed(Machine(), weights={f"r{i}": weight for i in range(6, 12)}) for weight in (1.0, 4.0))
     assert favoured.emitted["r8"] / favoured.seconds > 1.1 * even.emitted["r8"] / even.seconds

@@ -82,6 +82,7 @@ def test_rounds_say_how_many_requests_of_an_open_loop_are_served(line: str, requ
     assert [load.requests for load in replay_query(ReplayOptions.of(options)).workloads] == [requests]
 
 
+@pytest.mark.slow
 def test_every_drafter_has_a_price_and_the_output_says_which() -> None:
     found = replay(*QUICK, "--concurrency", "1", "--curve", "0.6,dflash,mtp", "--drafter-shape", "0.6=block:3")
     prices = {price["name"]: (price["shape"], price["depth"]) for price in found["setting"]["prices"]}

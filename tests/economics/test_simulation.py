@@ -327,6 +327,7 @@ def regret(model: str, rate: float, users: int, drafter: SyntheticDrafter) -> fl
     return 1 - rate_of(setting, "adaptive", users) / best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "rate", "users"), BEST_DEPTHS)
 def test_it_loses_nothing_against_the_best_fixed_depth(model: str, rate: float, users: int) -> None:
     """Nor does it draft too deep where every token is accepted at the same rate and has no score, so that one depth is

@@ -155,14 +155,14 @@ ROOMY = dict(num_blocks=400, max_rows=800, max_sequences=48)
 TIGHT = dict(num_blocks=16, max_rows=40, max_sequences=6)
 
 
-def sample(drafter, params: SamplingParams, *, rule: str, base: int, rooms=ROOMY) -> Sample:
+def sample(drafter, params: SamplingParams, *, rule: str, base: int, rooms=ROOMY, tokens: int = TOKENS) -> Sample:
     """Texts of requests that run side by side; TIGHT makes sequences preempt each other and find cached prefixes."""
     engine = toy_engine(TARGET, drafter=drafter, depth=_nodes(drafter.widths), rule=rule, **rooms)
     events: dict[str, list[OutputDelta]] = {}
     prefix = (0,) * 20 if rooms is TIGHT else ()
     requests = [
         Request(f"r{i}", (*prefix, i % V), replace(params, seed=base * 1_000_003 + i))
-        for i in range(max(1, TOKENS // LENGTH))
+        for i in range(max(1, tokens // LENGTH))
     ]
     done = engine.generate(requests, on_output=lambda event: events.setdefault(event.request_id, []).append(event))
     got = Sample()

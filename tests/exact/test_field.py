@@ -39,6 +39,7 @@ def test_numbers_of_a_row_are_gumbel_and_those_of_its_ids_independent(at):
         assert independent(uniform(g[:-lag]), uniform(g[lag:]))
 
 
+@pytest.mark.slow
 def test_numbers_of_one_id_over_positions_are_gumbel():
     """The direction a text runs in: one id, many positions and seeds."""
     g = np.array([noise.gumbel(i % 5, i // 5, np.array([4321]))[0] for i in range(1500)])

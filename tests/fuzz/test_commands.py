@@ -126,6 +126,7 @@ def test_a_prompt_that_is_not_utf8_is_named() -> None:
 ROW = '{"id": %s, "category": "qa", "prompt": %s}\n'
 
 
+@pytest.mark.slow
 def test_a_folder_and_an_endless_device_are_no_prompt_files(wager: Call, tmp_path: Path) -> None:
     refused(wager("bench", str(tmp_path)), str(tmp_path), "directory")
     refused(wager("bench", "/dev/zero"), "/dev/zero", "longer than")
@@ -180,6 +181,7 @@ def test_messages_and_input_may_be_missing_and_nothing_may_be_open(redirection: 
     assert shell(f"wager plan --hardware H100 {redirection}") == ([code], "")
 
 
+@pytest.mark.slow
 def test_input_that_is_closed_or_no_text_is_named() -> None:
     codes, err = shell("wager run BASE <&-")
     assert codes == [2]

@@ -182,6 +182,7 @@ def test_waking_threads_for_less_work_than_waking_takes_does_not_pay() -> None:
     assert alone.limit.limit == 1, "never less"
 
 
+@pytest.mark.slow
 def test_threads_that_waited_long_for_the_caller_share_its_next_stage() -> None:
     """They sleep by then. Were they left out, the caller would do all stages but the first alone. On a busy machine it
     may do so rightly: one of many pools must show it."""

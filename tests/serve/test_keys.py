@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,20 +119,13 @@ LEARNING: dict[str, dict[str, Any]] = {
 }
 
 
-def few(names: Iterable[str], *quick: str) -> list[Any]:
-    """All but the quick ones are slow."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", few(LEARNING, "auto", "suffix, fixed depth", "learned"))
+@pytest.mark.parametrize("name", sorted(LEARNING, key=lambda name: name != "suffix, fixed depth"))
 def test_a_key_sees_the_same_whatever_another_one_asked(name: str, drafters: dict[str, str]) -> None:
     engine = LEARNING[name] | {"drafter": drafters.get(str(LEARNING[name]["drafter"]), LEARNING[name]["drafter"])}
     assert seen_by_ben(engine, after_anna=True) == seen_by_ben(engine, after_anna=False)
 
 
-@pytest.mark.parametrize(
-    "name", few(["auto", "suffix, fixed depth", "recycle, fixed depth", "several", "learned"], "suffix, fixed depth")
-)
+@pytest.mark.parametrize("name", ["suffix, fixed depth", "auto", "recycle, fixed depth", "several", "learned"])
 def test_keys_that_share_see_each_others_traces(name: str) -> None:
     """What the walls keep apart is there to be seen without them."""
     engine = LEARNING[name]
@@ -143,9 +136,7 @@ def test_keys_that_share_see_each_others_traces(name: str) -> None:
     assert shared[0]["choices"] == alone[0]["choices"]
 
 
-@pytest.mark.parametrize(
-    "name", few(["suffix, fixed depth", "recycle, fixed depth", "merged", "suffix:tree"], "suffix, fixed depth")
-)
+@pytest.mark.parametrize("name", ["suffix, fixed depth", "recycle, fixed depth", "merged", "suffix:tree"])
 def test_rejected_guesses_that_may_be_another_text_are_counted_and_not_shown(name: str) -> None:
     body = {**PLAIN, "speculation_stats": True, "stream": True, "logit_bias": {"198": 100}}
 

@@ -75,7 +75,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 SAMPLED = ["--temperature", "0.8", "--top-p", "0.95", "--seed", "4"]
 
 
-@pytest.mark.parametrize("sampling", [[], pytest.param(SAMPLED, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [[], SAMPLED])
 def test_the_estimates_hold_the_truth(run: Any, tmp_path: Path, sampling: list[str]) -> None:
     out = tmp_path / "acceptance.json"
     result = run("--drafter", "ngram", "-o", str(out), *sampling)
@@ -202,6 +203,7 @@ def test_recorded_answers_count_as_those_that_the_model_gives(tmp_path: Path) ->
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_log_says_what_speculation_would_bring(smollm2: Path, tmp_path: Path) -> None:
     """The speed-up is what `wager plan` makes of the file."""
     log, file = tmp_path / "log.jsonl", tmp_path / "acceptance.json"

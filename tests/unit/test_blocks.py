@@ -133,10 +133,11 @@ class Led(BlocksMachine):
     lead = 2
 
 
-@pytest.mark.parametrize("machine", [BlocksMachine, Uncached, Led])
-def test_random_use(machine: type[BlocksMachine]) -> None:
-    quick = settings(max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(machine, settings=quick)
+@pytest.mark.parametrize(("machine", "examples"), [(BlocksMachine, 8), (BlocksMachine, 30), (Uncached, 30), (Led, 30)])
+def test_random_use(machine: type[BlocksMachine], examples: int) -> None:
+    sizes: dict[str, int] = {"max_examples": examples, "stateful_step_count": 30}
+    chosen = settings(**sizes, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine, settings=chosen)
 
 
 # ---- edges ----------------------------------------------------------------------------------------------------------

@@ -99,6 +99,7 @@ def test_what_is_wrong_in_a_table_is_named_by_line_and_column(wager: Call, tmp_p
 # ---- servers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_of_wager_is_asked_for_depths_and_its_steps_make_plans(wager: Call, tmp_path: Path) -> None:
     """Its steps take 4 ms and more, so that the client, which is beside it, keeps pace with it."""
 

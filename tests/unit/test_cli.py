@@ -509,6 +509,7 @@ def test_a_file_gives_defaults_that_flags_override(wager: Call, options_file: Pa
     assert other["token_ids"] == result["token_ids"][:4] == [65] * 4
 
 
+@pytest.mark.slow
 def test_one_file_serves_every_verb(wager: Call, prompts: str, options_file: Path) -> None:
     call = [prompts, "--config", str(options_file), "--limit", "1", "--json", "-"]
     settings = json.loads(wager("bench", *call).out)["card"]["settings"]
@@ -581,6 +582,7 @@ def test_doctor_tells_of_a_model_before_it_is_loaded(wager: Call, tmp_path: Path
     assert "does not run: Architecture 'MambaForCausalLM' is not supported. Known are: llama" in refused.out
 
 
+@pytest.mark.slow
 def test_a_part_for_images_that_is_left_out_is_told_of(
     wager: Call, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -595,6 +597,7 @@ def test_a_part_for_images_that_is_left_out_is_told_of(
     assert told not in wager("doctor", str(path)).out
 
 
+@pytest.mark.slow
 def test_doctor_says_that_a_machine_is_busy(wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from wager.bench.machine import machine_load
     from wager.cli import doctor

@@ -70,6 +70,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(
     assert "measuring" not in done.err
 
 
+@pytest.mark.slow
 def test_drafters_have_room_beside_the_cache(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every command that loads the model once for several of them."""
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))

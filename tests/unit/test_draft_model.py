@@ -336,6 +336,7 @@ def _passes(inner: InnerDrafter | None, params: SamplingParams, *, rounds: int =
     return len(target.widths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", PARAMS)
 def test_an_inner_drafter_that_is_right_saves_passes(params: SamplingParams) -> None:
     alone = _passes(None, params)

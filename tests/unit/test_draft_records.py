@@ -80,6 +80,7 @@ def test_recorded_rounds_are_those_of_the_engine_at_every_depth(name: str, param
     assert drafted > 100 and (branched > 50) == trees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [False, True])
 def test_drafts_along_recorded_answers_are_those_of_the_engine_that_gave_them(tree: bool) -> None:
     """Those before included, which the drafter remembers."""

@@ -249,6 +249,7 @@ def test_the_second_is_asked_only_where_it_brings_more_than_it_costs(prices: Dra
     assert 100 < asked < 200 if often else asked < 50
 
 
+@pytest.mark.slow
 def test_a_place_where_asking_did_not_pay_is_tried_again() -> None:
     drafter, _, second = backed(UNSURE, replace(OTHER, scores=(0.5, 0.25)))
     for _ in range(100):

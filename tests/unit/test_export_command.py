@@ -341,6 +341,7 @@ def test_llama_cpp_gets_the_file_that_its_converter_writes(
     assert proven.code == 0, proven.out + proven.err
 
 
+@pytest.mark.slow
 def test_a_head_that_is_trained_without_state_norms_goes_to_llama_cpp(
     wager: Call, tmp_path: Path, target: Path, file: Path
 ) -> None:

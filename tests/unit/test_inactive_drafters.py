@@ -122,6 +122,7 @@ def test_it_says_who_rests() -> None:
     assert "Inactive, and shown no states until tried again: set." in service.policy.explain()
 
 
+@pytest.mark.slow
 def test_a_request_that_names_a_drafter_wakes_it_before_its_prompt() -> None:
     service, drafter, tapped = reading(1)
     drafter.good = False

@@ -118,6 +118,7 @@ def test_a_merged_segment_is_that_of_its_texts(
     assert np.array_equal(order, merged.order)
 
 
+@pytest.mark.slow
 def test_a_long_order_is_searched_by_its_keys(tmp_path: Path) -> None:
     texts = [random_text(seed, 400) for seed in range(30)]
     native, plain = native_corpus(tmp_path, [texts]), PythonCorpus([texts])

@@ -46,6 +46,7 @@ def tau(completions: Sequence[Completion]) -> float:
     return sum(len(each.token_ids) for each in completions) / sum(each.stats.rounds for each in completions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter", ["suffix", *(pytest.param(each, marks=pytest.mark.slow) for each in ("suffix:tree", "layers:0+suffix"))]
 )
@@ -311,6 +312,7 @@ def test_one_of_several_tenants_is_forgotten_by_its_key_or_its_user(
     assert code == 2 and "nothing of that tenant" in err
 
 
+@pytest.mark.slow
 def test_a_store_is_made_of_exported_texts_and_nothing_is_forgotten_while_they_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

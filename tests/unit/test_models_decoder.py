@@ -271,21 +271,22 @@ def array_bytes() -> int:
     return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([arrays]).traces)
 
 
-def test_the_native_kernels_compute_the_same_model() -> None:
-    for shape in SHAPES.values():
-        ours = build(shape, Kernels(threads=1))
-        exact = build(shape, ReferenceKernels())
-        packed = batch([chain(0, TOKENS[:40], [4, 5, 6])], range(40))
-        near, far = ours.forward(packed).logits.copy(), exact.forward(packed).logits
-        fewer = ours.forward(batch([chain(0, TOKENS[:40], [4, 5, 6])], [39, 0, 7]))
-        assert np.array_equal(fewer.logits, near[[39, 0, 7]])
-        apart = np.abs(near - far).max(axis=1)  # a row whose nearly equal experts change places is another text
-        assert (apart < 0.05 * far.std()).astype(np.float32).mean() > (
-            0.8 if shape.experts or shape.layer_embedding else 0.99
-        )
-        assert_close(
-            ours.cache.read(4 * BLOCK_SIZE + 3).astype(np.float32),
-            exact.cache.read(4 * BLOCK_SIZE + 3).astype(np.float32),
-            atol=0.05,
-            rtol=0.02,
-        )
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_native_kernels_compute_the_same_model(name: str) -> None:
+    shape = SHAPES[name]
+    ours = build(shape, Kernels(threads=1))
+    exact = build(shape, ReferenceKernels())
+    packed = batch([chain(0, TOKENS[:40], [4, 5, 6])], range(40))
+    near, far = ours.forward(packed).logits.copy(), exact.forward(packed).logits
+    fewer = ours.forward(batch([chain(0, TOKENS[:40], [4, 5, 6])], [39, 0, 7]))
+    assert np.array_equal(fewer.logits, near[[39, 0, 7]])
+    apart = np.abs(near - far).max(axis=1)  # a row whose nearly equal experts change places is another text
+    assert (apart < 0.05 * far.std()).astype(np.float32).mean() > (
+        0.8 if shape.experts or shape.layer_embedding else 0.99
+    )
+    assert_close(
+        ours.cache.read(4 * BLOCK_SIZE + 3).astype(np.float32),
+        exact.cache.read(4 * BLOCK_SIZE + 3).astype(np.float32),
+        atol=0.05,
+        rtol=0.02,
+    )

@@ -609,6 +609,7 @@ def test_the_text_part_of_gemma_4(family: str, tmp_path: Path) -> None:
     assert_close(logits(weights, TOKENS), expected, atol=3e-4, rtol=3e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Gemma3", "Mistral3"])
 def test_the_text_part_of_a_model_under_the_names_of_older_checkpoints(family: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -187,6 +187,7 @@ def as_mxfp4(folder: Path) -> dict[str, np.ndarray]:
 WIDE_GPT_OSS = {**GPT_OSS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
+@pytest.mark.slow
 def test_mxfp4_is_read_in_its_own_bits_from_both_formats(tmp_path: Path) -> None:
     model = oracle("GptOssForCausalLM", **WIDE_GPT_OSS)
     folder = save(model, tmp_path / "hf")
@@ -206,6 +207,7 @@ def test_mxfp4_is_read_in_its_own_bits_from_both_formats(tmp_path: Path) -> None
         assert apart(computed(weights, "auto", select(threads=1)), computed(weights, "auto")) < 0.03
 
 
+@pytest.mark.slow
 def test_every_expert_is_multiplied_in_the_types_of_its_layer(tmp_path: Path) -> None:
     """As Q4_K_M files mix them: the down projections of some layers are wider."""
     config = {**QWEN_MOE, "hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2}

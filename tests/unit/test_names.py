@@ -193,6 +193,7 @@ def test_a_short_name_is_fetched_listed_and_deleted(server: Hub, wager: Call, tm
     refused(wager("rm", str(tmp_path)), "is a path", code=1)
 
 
+@pytest.mark.slow
 def test_doctor_lists_models_of_the_hub_and_leaves_them_as_they_are(server: Hub, wager: Call, tmp_path: Path) -> None:
     """Directories, files that are no models, halves, and a snapshot whose blob is gone."""
     for name in ("org/name", "qwen3:0.6b"):
@@ -217,6 +218,7 @@ def test_doctor_lists_models_of_the_hub_and_leaves_them_as_they_are(server: Hub,
     assert "qwen3:0.6b (0 MB)" in text.out and here["org/half"]["error"] in text.out
 
 
+@pytest.mark.slow
 def test_all_parts_of_a_split_file_are_fetched_listed_and_deleted(server: Hub, wager: Call, tmp_path: Path) -> None:
     bodies = {name: name.encode() * 99 for name in (*FOLDER, "a-q8_0.gguf")}
     server.repositories = {"org/split": bodies}

@@ -78,6 +78,7 @@ def options(model: str, **further: Any) -> wager.EngineConfig:
     return wager.EngineConfig.from_options(**given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [FEW, MANY])
 def test_a_further_token_is_a_difference_in_spite_of_padding(models: dict[str, str], tmp_path: Path, rows: int) -> None:
     """In the place of padding, in either model; and one that is swapped is named with both tokens."""

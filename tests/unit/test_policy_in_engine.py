@@ -149,6 +149,7 @@ def test_a_drafter_that_was_not_asked_for_a_while_is_up_to_date(rule: str) -> No
     assert all(each.stats.accepted >= each.stats.drafted - 8 for each in answers), "but for what an end cut off"
 
 
+@pytest.mark.slow
 def test_the_right_drafter_is_found_among_several() -> None:
     both = engine(AdversaryDrafter(LAW.vocab, oracle=ORACLE), OracleDrafter(ORACLE))
     long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]

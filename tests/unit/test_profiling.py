@@ -113,6 +113,7 @@ def test_a_slowdown_of_all_shapes_does_not_distort_the_fit() -> None:
     assert errors.p90 < 0.03
 
 
+@pytest.mark.slow
 def test_steps_correct_a_calibration_of_a_faster_machine() -> None:
     fitted = fitted_to_the_truth()
     slower = step_timer(TimedTarget(FakeClock(), slowdown=lambda _: 1.5))

@@ -166,6 +166,16 @@ def test_values_are_the_published_ones_and_ids_those_of_transformers(case: str, 
 
 
 @pytest.mark.parametrize(
+    ("maker", "config"),
+    [
+        (partial(published.awq, group=64), AWQ),
+        (partial(published.gptq, group=64), GPTQ),
+        (partial(published.packed, group=64), PACKED),
+        (published.int8, INT8),
+        (partial(published.fp8, kind="block"), {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    ],
+)
+@pytest.mark.parametrize(
     ("architecture", "options"),
     [
         ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -175,26 +185,17 @@ def test_values_are_the_published_ones_and_ids_those_of_transformers(case: str, 
         ),
     ],
 )
-def test_experts_are_read_in_every_method(architecture: str, options: dict[str, Any], tmp_path: Path) -> None:
-    shape = {**SHAPE, "intermediate_size": 64, **options}
-    for index, (maker, config) in enumerate(
-        [
-            (partial(published.awq, group=64), AWQ),
-            (partial(published.gptq, group=64), GPTQ),
-            (partial(published.packed, group=64), PACKED),
-            (published.int8, INT8),
-            (partial(published.fp8, kind="block"), {"quant_method": "fp8", "weight_block_size": [128, 128]}),
-        ]
-    ):
-        model, path = oracle(architecture, **shape), tmp_path / str(index)
-        path.mkdir()
-        values = write(path, model, maker, config)
-        weights = open_weights(path / "quantised")
-        assert isinstance(weights.spec.experts, Experts) and sum("experts" in name for name in values) == 12
-        ours, theirs = logits(weights, TOKENS[:24]), oracle_logits(model, TOKENS[:24])
-        assert np.array_equal(ours.argmax(axis=1), theirs.argmax(axis=1))
-        decoder = Decoder(weights, Kernels(), num_blocks=4, max_rows=4, max_sequences=1, max_blocks=4)
-        assert decoder.weight_form == Matrices(weights, "auto").description
+def test_experts_are_read_in_every_method(
+    architecture: str, options: dict[str, Any], maker: Maker, config: dict[str, Any], tmp_path: Path
+) -> None:
+    model = oracle(architecture, **{**SHAPE, "intermediate_size": 64, **options})
+    values = write(tmp_path, model, maker, config)
+    weights = open_weights(tmp_path / "quantised")
+    assert isinstance(weights.spec.experts, Experts) and sum("experts" in name for name in values) == 12
+    ours, theirs = logits(weights, TOKENS[:24]), oracle_logits(model, TOKENS[:24])
+    assert np.array_equal(ours.argmax(axis=1), theirs.argmax(axis=1))
+    decoder = Decoder(weights, Kernels(), num_blocks=4, max_rows=4, max_sequences=1, max_blocks=4)
+    assert decoder.weight_form == Matrices(weights, "auto").description
 
 
 def small(path: Path, maker: Maker, config: Mapping[str, Any]) -> Path:
@@ -222,6 +223,7 @@ def test_layouts_that_are_not_read_are_refused_by_name(
         open_weights(path)
 
 
+@pytest.mark.slow
 def test_tensors_that_do_not_agree_are_refused(tmp_path: Path) -> None:
     path = small(tmp_path, published.awq, AWQ) / "model.safetensors"
     whole = path.read_bytes()
@@ -249,6 +251,7 @@ def test_tensors_that_do_not_agree_are_refused(tmp_path: Path) -> None:
             open_weights(path.parent)
 
 
+@pytest.mark.slow
 def test_biases_that_are_zero_are_left_out_and_others_refused(tmp_path: Path) -> None:
     def biased(rng: Any, n: int, k: int) -> Any:
         tensors, values = published.gptq(rng, n, k)
@@ -258,6 +261,7 @@ def test_biases_that_are_zero_are_left_out_and_others_refused(tmp_path: Path) ->
         open_weights(small(tmp_path, biased, GPTQ))
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_checkpoint_is_known_before_its_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def of_format(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     return use
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["q4_k", *(each for each in FORMATS if each != "q4_k")])
 def test_answers_of_every_type_of_weights(name: str, of_format: Callable[[str], str]) -> None:
     model = of_format(name)
@@ -154,6 +155,7 @@ def test_parameters_that_depend_on_the_tokens_before() -> None:
         assert bool(limits) == bool(written.params.grammar or written.params.logit_bias)
 
 
+@pytest.mark.slow
 def test_long_answers_take_as_many_passes_as_their_tokens_fill() -> None:
     [receipt] = answer(MODEL, [replace(SAMPLED, max_tokens=900, ignore_eos=True)])
     verifier = Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1, max_rows=128))
@@ -244,6 +246,7 @@ def other_params(receipt: Receipt) -> Iterator[SamplingParams]:
                 yield replace(changed, seed=None if changed.greedy else changed.seed or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -501,6 +504,7 @@ def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call
     assert "Its part 'output_ids' was changed" in call.out and "Token 3 of the answer, from 0, is 3 (" in call.out
 
 
+@pytest.mark.slow
 def test_a_receipt_that_the_model_cannot_be_set_up_for_is_one_of_several(tmp_path: Path, wager: Call) -> None:
     receipts = answer(MODEL, [GREEDY, SAMPLED])
     [latents] = answer("random:deepseek:tiny", [GREEDY])

@@ -136,6 +136,7 @@ def test_a_prefix_is_found_up_to_a_snapshot(decoder: Decoder, twin: Decoder) -> 
     assert ask(texts[0], 4)[1] == 0
 
 
+@pytest.mark.slow
 def test_texts_that_share_beginnings_answer_as_alone(decoder: Decoder, twin: Decoder) -> None:
     """Request after request, some at once, with few snapshots and blocks, guesses in trees, and preemption."""
     rng = random.Random(5)
@@ -169,6 +170,7 @@ def test_the_prompt_of_several_choices_is_computed_once(decoder: Decoder) -> Non
 OPTIONS: dict[str, Any] = {"model": "random:qwen3-next:tiny", "max_context": 128, "max_sequences": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3-next", "lfm2", "granite-h", "falcon-h1", "nemotron-h"])
 def test_a_model_with_recurrent_layers_drafts_for_itself(family: str) -> None:
     """Its states are those of the target: every guess is right, also where guesses were taken back before."""
@@ -231,6 +233,7 @@ def test_what_needs_more_than_chains_is_refused(options: dict[str, Any], what: s
         load(wager.EngineConfig.from_options(**OPTIONS, **options))
 
 
+@pytest.mark.slow
 def test_the_plan_has_the_states_of_a_draft_model() -> None:
     """Two for each sequence, of the layers that are run."""
     found = []

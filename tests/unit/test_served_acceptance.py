@@ -249,6 +249,7 @@ def test_what_cannot_be_read_is_named(
 # ---- figures of another model ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_figures_of_another_model_are_refused(wager: Call, tmp_path: Path) -> None:
     own, other, out = save_model(tmp_path / "own"), tmp_path / "other", tmp_path / "a.json"
     edit(tmp_path / "own" / "config.json", dtype="bfloat16")

@@ -53,6 +53,7 @@ def test_they_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
     assert list(some) == [LAYERS] and np.array_equal(some[LAYERS], taps[LAYERS])
 
 
+@pytest.mark.slow
 def test_they_are_those_of_layers_without_keys_and_values_too(tmp_path: Path) -> None:
     """From the last layer on that has some, a pass computes rows with logits alone."""
     model = oracle("Gemma4ForCausalLM", **GEMMA4_EDGE)

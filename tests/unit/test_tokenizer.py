@@ -329,6 +329,7 @@ def test_any_sentencepiece_text_comes_back(spm: Tokenizer, fragments: list[str])
     assert spm.decode(spm.encode(text, special=False), special=True) == text
 
 
+@pytest.mark.slow
 def test_without_space_prefix_no_space_is_added_or_removed(tmp_path: Path) -> None:
     golden = llama_golden()
     metadata = {**golden.metadata, "tokenizer.ggml.add_space_prefix": False}

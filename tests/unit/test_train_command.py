@@ -93,6 +93,7 @@ def test_a_store_is_built_of_the_answers_and_drafts_without_torch(
     assert "none is held out to say how often guesses are right" in few.err
 
 
+@pytest.mark.slow
 def test_a_prompt_is_answered_with_a_pruned_draft_model(wager: Call, tmp_path: Path, prompts: Path) -> None:
     out, engine = tmp_path / "draft", ("--model", MODEL, "--threads", "1", "--memory", "64MiB")
     found = wager("train", "--kind", "pruned", *SHORT, "--layers", "1", "--prompts", str(prompts), "-o", str(out))

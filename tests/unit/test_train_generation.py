@@ -93,6 +93,7 @@ def test_the_author_on_a_device_knows_what_the_files_suppress(monkeypatch: pytes
     assert isinstance(author, TorchAuthor) and given["suppressed"] == [3]
 
 
+@pytest.mark.slow
 def test_sampled_answers_have_the_targets_distribution() -> None:
     weights = target_of().weights
     request = Request("0", (5, 6, 7), SamplingParams(max_tokens=1, temperature=0.5, seed=1))

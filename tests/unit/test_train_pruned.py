@@ -130,6 +130,7 @@ def test_it_begins_as_the_targets_layers_and_its_export_is_the_same_model_everyw
     assert np.abs(ours - found).max() > 0.5
 
 
+@pytest.mark.slow
 def test_another_target_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = directory(tmp_path / "target", "tied")
     vocab = Tokenizer.load(Path(path)).vocab_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from wager.train.session import (
 )
 from wager.train.target import TargetStates, TorchTarget
 
+KILLS = [(3, 2), (4, 2), (8, 6), (9, 8)]
 SETTINGS = TrainSettings(steps=9, batch=160, depth=3, precision="float32", rate=3e-3, warmup=2, seed=5)
 OPTIONS = RunOptions(vocabulary=300, longest=32, save_every=2, command="wager train")
 
@@ -66,20 +67,21 @@ def cut(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "options", "kills"),  # the steps after which it is killed, and the last one before that was saved
     [
-        ("eagle3", OPTIONS),
-        ("dspark", OPTIONS),
-        ("pruned", replace(OPTIONS, layers=(1,))),
+        ("eagle3", OPTIONS, [(9, 8)]),
+        ("eagle3", OPTIONS, KILLS),
+        ("dspark", OPTIONS, KILLS),
+        ("pruned", replace(OPTIONS, layers=(1,)), KILLS),
     ],
 )
 def test_a_killed_run_ends_in_the_weights_of_an_uninterrupted_one(
-    tmp_path: Path, kind: str, options: RunOptions
+    tmp_path: Path, kind: str, options: RunOptions, kills: Sequence[tuple[int, int]]
 ) -> None:
     chosen = {"settings": replace(SETTINGS, kind=kind), "options": options}
     whole = session(tmp_path / "whole", **chosen)
     figures = whole.run(lambda _: None)
-    for steps, saved in ((3, 2), (4, 2), (8, 6), (9, 8)):  # each kill loses what was not saved
+    for steps, saved in kills:  # each kill loses what was not saved
         with pytest.raises(Killed):
             session(tmp_path / "cut", **chosen).run(killer(steps))
         assert TrainingCheckpoint.load(tmp_path / "cut").step in (saved, steps)
@@ -115,6 +117,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
             session(tmp_path / "third", **{"options": options, **change})
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_a_head_that_was_exported_or_stored_in_fewer_bits(tmp_path: Path) -> None:
     first = session(tmp_path / "first", settings=replace(SETTINGS, rounded=True))
     first.run(lambda _: None)
@@ -136,6 +139,7 @@ def test_a_run_begins_with_a_head_that_was_exported_or_stored_in_fewer_bits(tmp_
             session(tmp_path / "other", options=replace(OPTIONS, begin_with=folder))
 
 
+@pytest.mark.slow
 def test_a_run_with_rounded_matrices_estimates_them_and_keeps_the_whole_ones(tmp_path: Path) -> None:
     run = session(tmp_path, settings=replace(SETTINGS, rounded=True, steps=2))
     run.run(lambda _: None)

@@ -88,6 +88,7 @@ def test_trees_are_merged_as_in_python() -> None:
 BORDERS, SHARE = [0.1, 0.4, 0.8], 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeping", [0.0, 0.1])
 def test_a_second_drafter_is_asked_and_learned_of_as_in_python(keeping: float) -> None:
     rng, asked, rests = random.Random(4), 0, set()

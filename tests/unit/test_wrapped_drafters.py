@@ -136,6 +136,7 @@ def test_no_drafter_that_reads_rows_is_on_another_thread() -> None:
         assert not parse_drafters(text)[0].can_draft_ahead
 
 
+@pytest.mark.slow
 def test_a_drafter_on_another_thread_is_told_to_forget() -> None:
     """With the drafter of its model, in the order of the other calls."""
     watched = Watched()
@@ -150,6 +151,7 @@ def test_a_drafter_on_another_thread_is_told_to_forget() -> None:
     assert watched.asked and not watched.known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["begin", "accept", "end", "read_rows", "forget", "propose"])
 @pytest.mark.parametrize("name", ["model+", "ngram//"])
 def test_one_that_raises_is_left_out(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ def test_a_request_whose_tokens_are_others_stays_with_its_tenant() -> None:
         assert vllm.proposer._requests["first"].tenant == "a"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False], ids=["passes", "first steps"])
 def test_a_cold_start_is_soon_as_good_as_a_warm_one(alone: bool) -> None:
     """Tokens a second in the steps from 100 on, with prices measured now and with those of a long run."""

@@ -239,6 +239,7 @@ def best_fixed(batch: int, steps: int, seconds: Callable[[int, int, int], float]
     return max(speeds)
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize(
     ("batch", "slow", "draft"), [(4, 1.0, 1.0), (24, 1.0, 3.0), (1, 10.0, 1.0), (1, 0.2, 0.2), (24, 0.2, 1.0)]
