@@ -59,22 +59,21 @@ class BatchWriter {
     // What the pass does to the states of a sequence: see StateUse of ops.h. `known` are its rows before its guesses. Without a
     // table it has the slot of its place in the batch. False if there is no room for its replayed rows.
     bool states(BlockTable* table, int known) {
-        int32_t* const use = to_.state_uses + static_cast<int64_t>(sequences_) * kStateInts;
-        std::fill(use, use + kStateInts, -1);
-        use[2] = known, use[3] = 0;
+        auto& use = reinterpret_cast<StateUse*>(to_.state_uses)[sequences_];
+        use = {-1, -1, known, 0, {-1, -1}, {-1, -1}};
         if (table == nullptr || table->states.state < 0) {
-            use[0] = sequences_, use[1] = computed_ > 0 ? sequences_ : -1;
+            use.state = sequences_, use.source = computed_ > 0 ? sequences_ : -1;
             return true;
         }
         TableStates& states = table->states;
         states.first_guess = first_ + known;
-        use[0] = states.state, use[1] = states.source, use[3] = static_cast<int32_t>(states.replays.size());
-        if (replays_ + use[3] > to_.max_rows) return false;
+        use.state = states.state, use.source = states.source, use.replays = static_cast<int32_t>(states.replays.size());
+        if (replays_ + use.replays > to_.max_rows) return false;
         std::copy(states.replays.begin(), states.replays.end(), to_.replays + replays_);
-        replays_ += use[3];
+        replays_ += use.replays;
         for (size_t save = 0; save < states.saves.size(); ++save) {
-            use[4 + save] = static_cast<int32_t>(states.saves[save].position);
-            use[4 + kSaves + save] = states.saves[save].slot;
+            use.save_at[save] = static_cast<int32_t>(states.saves[save].position);
+            use.save_slot[save] = states.saves[save].slot;
         }
         return true;
     }

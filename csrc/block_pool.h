@@ -59,8 +59,8 @@ struct BlockTable {
 // Accounts for `num_blocks` blocks. Each is free, or evictable (registered, held by no sequence), or held.
 //
 // A sequence that computed a block that was registered already gives its own copy back and holds the registered one: their
-// contents are equal bit for bit, because every row is computed in one fixed order of operations. `lead`: so many tokens stand
-// before the one of the first entry, and every entry depends on them (a draft head's); they are part of the first block's key.
+// contents are equal bit for bit, because every row is computed in one fixed order of operations. `lead` (0 for a target):
+// tokens before the first entry's, on which every entry of a draft head depends. They are part of the first block's key.
 //
 // With `states` every sequence has a slot of recurrent states, of that many, and blocks may have one of `snapshots`.
 class BlockPool {

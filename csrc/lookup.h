@@ -1,5 +1,5 @@
 // Guesses from what followed the last tokens elsewhere: in the text itself, in texts that ended, in a store, in learned texts.
-// draft/lookup.py has the same in Python, and says what it does. Knows no Python.
+// draft/lookup.py says what it does; tests/oracle/lookup.py has the same in Python. Knows no Python.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class StoreTable {
     // `slots` must stay valid, and the last one must be free.
     StoreTable(const uint64_t* slots, uint64_t homes) : slots_(slots), homes_(homes) {}
 
-    // The continuations of the longest known context of `text`, at most `most`; their number of tokens, 0 if none is known.
+    // The continuations of the longest known context of the `size` tokens before `end`, at most `most`; their number of tokens, 0 if none is known.
     int find(const int32_t* end, size_t size, size_t most, std::vector<Continuation>& out) const {
         out.clear();
         uint64_t hashes[kLongest + 1] = {0};
@@ -41,7 +41,7 @@ class StoreTable {
         return 0;
     }
 
-    // Calls `use` with the token and the probability of the continuations of every known context of `text`, at most `most` of each.
+    // Calls `use` with the token and the probability of the continuations of every known context of these, at most `most` of each.
     template <class Use> void each(const int32_t* end, size_t size, size_t most, Use use) const {
         uint64_t hashes[kLongest + 1] = {0};
         const int longest = hash(end, size, hashes);

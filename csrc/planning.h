@@ -14,12 +14,12 @@ namespace wager {
 using Numbers = std::vector<double>;
 
 // [sequences, depth] or [samples, depth], row by row.
-struct Table {
+struct NumberTable {
     size_t rows = 0, columns = 0;
     Numbers values;
 
-    Table() = default;
-    Table(size_t rows, size_t columns, double value = 0.0) : rows(rows), columns(columns), values(rows * columns, value) {}
+    NumberTable() = default;
+    NumberTable(size_t rows, size_t columns, double value = 0.0) : rows(rows), columns(columns), values(rows * columns, value) {}
     double& at(size_t row, size_t column) { return values[row * columns + column]; }
     double at(size_t row, size_t column) const { return values[row * columns + column]; }
 };
@@ -27,7 +27,7 @@ struct Table {
 // A drafter; `seconds` are those that the j-th sequence to draft at a depth adds, `shifts` samples of how scores move survival.
 struct PlannedDrafter {
     Numbers log_odds, means, deviations, catch_up;
-    Table seconds, shifts, survival;
+    NumberTable seconds, shifts, survival;
     Numbers shifts_by_depth;  // the same, column by column
     std::vector<bool> unjudged;
     bool has_scores = false, stops_early = false;
@@ -48,7 +48,7 @@ struct ChosenPlan {
 // Survival of depths 1, 2, ... averaged over what the offset of a sequence in log-odds may be (Gauss-Hermite quadrature).
 inline void forecast_survival(PlannedDrafter& drafter, const std::vector<long>& rooms) {
     const double points[] = {-std::sqrt(3.0), 0.0, std::sqrt(3.0)}, weights[] = {1.0 / 6, 2.0 / 3, 1.0 / 6};
-    Table& survival = drafter.survival;
+    NumberTable& survival = drafter.survival;
     for (size_t row = 0; row < survival.rows; ++row)
         for (int point = 0; point < 3; ++point) {
             double reached = 1.0;
@@ -62,7 +62,7 @@ inline void forecast_survival(PlannedDrafter& drafter, const std::vector<long>& 
 
 // What a drafter is worth to every sequence, down to `depth`.
 struct DrafterWorth {
-    Table gain, rows, drafted, net;
+    NumberTable gain, rows, drafted, net;
     Numbers profit, min_survival;
     size_t depth = 0;
     double shared_cost = 0.0;
@@ -91,10 +91,10 @@ class PlanChooser {
         const size_t columns = drafter.survival.columns;
         DrafterWorth worth;
         worth.min_survival = min_survival(drafter, row_cost);
-        worth.gain = drafter.survival, worth.net = Table(size_, columns);
-        worth.rows = Table(size_, columns), worth.drafted = Table(size_, columns, 1.0);
+        worth.gain = drafter.survival, worth.net = NumberTable(size_, columns);
+        worth.rows = NumberTable(size_, columns), worth.drafted = NumberTable(size_, columns, 1.0);
         for (size_t row = 0; row < size_; ++row) admission(drafter, row, row_cost, worth);
-        Table profit(size_, columns);
+        NumberTable profit(size_, columns);
         Numbers drafting(columns, 0.0);
         const size_t last = drafter.seconds.rows - 1;
         for (size_t row = 0; row < size_; ++row) {
@@ -156,9 +156,9 @@ class PlanChooser {
     }
 
     // The depth to which passes pay for all sequences together, and what each gains there.
-    void settle(const PlannedDrafter& drafter, const Table& profit, const Numbers& drafting, DrafterWorth& worth) const {
+    void settle(const PlannedDrafter& drafter, const NumberTable& profit, const Numbers& drafting, DrafterWorth& worth) const {
         double shared = 0.0, most = 0.0;
-        Table best(size_, profit.columns);
+        NumberTable best(size_, profit.columns);
         for (size_t k = 0; k < profit.columns; ++k) {
             shared += batch_.goodput * shared_seconds(drafter.seconds, k, drafting[k]);
             double total = -shared;
@@ -173,7 +173,7 @@ class PlanChooser {
             worth.profit.push_back(std::max(0.0, best.at(row, worth.depth - 1) - batch_.goodput * drafter.catch_up[row]));
     }
 
-    static double shared_seconds(const Table& seconds, size_t column, double drafting) {
+    static double shared_seconds(const NumberTable& seconds, size_t column, double drafting) {
         const size_t last = seconds.rows - 1, whole = std::min(static_cast<size_t>(drafting), last);
         double lower = 0.0;
         for (size_t row = 0; row < whole; ++row) lower += seconds.at(row, column) - seconds.at(last, column);
@@ -259,7 +259,7 @@ class PlanChooser {
     }
 
     // Of each sequence at depth k the rank of its net gain among those of its drafter, from 0 for the greatest.
-    static std::vector<size_t> ranks(const Table& net, const std::vector<long>& assigned, long drafter, size_t k) {
+    static std::vector<size_t> ranks(const NumberTable& net, const std::vector<long>& assigned, long drafter, size_t k) {
         std::vector<size_t> order, ranks(assigned.size());
         for (size_t row = 0; row < assigned.size(); ++row)
             if (assigned[row] == drafter) order.push_back(row);

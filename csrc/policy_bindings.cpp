@@ -35,9 +35,9 @@ void check_knots(const Numbers& knots, std::initializer_list<const Numbers*> cur
 }
 
 // Of rows of equal length.
-wager::Table table_of(nb::handle rows) {
+wager::NumberTable table_of(nb::handle rows) {
     const Items each = items_of(rows, "a table must be a list of rows");
-    wager::Table table(each.size, each.size ? nb::len(nb::handle(each.items[0])) : 0);
+    wager::NumberTable table(each.size, each.size ? nb::len(nb::handle(each.items[0])) : 0);
     table.values.clear();
     Numbers row;
     for (Py_ssize_t i = 0; i < each.size; ++i) {
@@ -48,7 +48,7 @@ wager::Table table_of(nb::handle rows) {
     return table;
 }
 
-std::vector<Numbers> rows_of(const wager::Table& table) {
+std::vector<Numbers> rows_of(const wager::NumberTable& table) {
     std::vector<Numbers> rows;
     for (size_t row = 0; row < table.rows; ++row) {
         const auto first = table.values.begin() + static_cast<long>(row * table.columns);
@@ -234,8 +234,8 @@ class DraftPlanner {
         drafter.catch_up = std::move(catch_up), drafter.unjudged = std::move(unjudged);
         drafter.has_scores = model.has_scores, drafter.stops_early = stops_early;
         drafter.seconds = table_of(seconds);
-        drafter.survival = wager::Table(drafter.seconds.rows, drafter.seconds.columns);
-        drafter.shifts = wager::Table(0, model.depths.odds.size());
+        drafter.survival = wager::NumberTable(drafter.seconds.rows, drafter.seconds.columns);
+        drafter.shifts = wager::NumberTable(0, model.depths.odds.size());
         drafter.shifts.values = model.shifts();
         drafter.shifts.rows = drafter.shifts.values.size() / drafter.shifts.columns;
         for (size_t column = 0; column < drafter.shifts.columns; ++column)

@@ -33,9 +33,6 @@
 
 namespace wager {
 
-// Where one thread waits for others: it spins for a bounded time, then sleeps until it is woken. On Linux it sleeps on a futex,
-// elsewhere on a condition variable.
-
 using Clock = std::chrono::steady_clock;
 using Duration = Clock::duration;
 
@@ -59,6 +56,8 @@ inline void relax() {
 #endif
 }
 
+// Where one thread waits for others: it spins for a bounded time, then sleeps until it is woken. On Linux it sleeps on a futex,
+// elsewhere on a condition variable.
 class alignas(64) Waiter {
   public:
     // Some 10 us without a look at the clock: longer than most waits among threads that all run.

@@ -139,7 +139,7 @@ struct PassResult {
     std::vector<int32_t> tokens, accepted;
 };
 
-// Of the tokens that followed those that were kept, of the accepted nodes too, and why the sequence ends if it does.
+// How many of the tokens that followed, and of the accepted nodes, are kept; and why the sequence ends, if it does.
 struct Kept {
     int64_t tokens = 0, accepted = 0;
     Finish finish = Finish::none;

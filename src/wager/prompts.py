@@ -65,7 +65,7 @@ def encode_prompts(tokenizer: ChatTokenizer, prompts: object) -> tuple[list[tupl
 
 
 def encode_chats(tokenizer: ChatTokenizer, messages: object) -> tuple[list[tuple[int, ...]], bool]:
-    """The same for one conversation or several."""
+    """Token ids of one conversation or of several, and whether it was one. UsageError that names what is neither."""
     several = isinstance(messages, Sequence) and not isinstance(messages, str)
     one = not several or (bool(messages) and isinstance(messages[0], Mapping))  # type: ignore[index]
     conversations: Sequence[Any] = [messages] if one else messages  # type: ignore[assignment]

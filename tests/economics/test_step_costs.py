@@ -33,9 +33,9 @@ FLASH = replace(TABLE["DeepSeek-V4-Flash"], precision=replace(FLASH_PRECISION, s
 def test_marginal_costs_are_zero_on_a_memory_branch_and_one_on_a_compute_branch() -> None:
     """Two rows are charged for each element of weights read; beyond 295 rows the H100 waits for compute."""
     cost = CostModel(LLAMA, Cluster(H100))
-    assert cost.marginal_cost(0, 1, batch=200)["ffn"] == pytest.approx(0, abs=1e-5)
-    assert cost.marginal_cost(0, 1, batch=400)["ffn"] == pytest.approx(1, abs=1e-5)
-    marginal, step = cost.marginal_cost(4096, 1, batch=64), cost.step(4096, 1, batch=64)
+    assert cost.marginal_cost(0, batch=200)["ffn"] == pytest.approx(0, abs=1e-5)
+    assert cost.marginal_cost(0, batch=400)["ffn"] == pytest.approx(1, abs=1e-5)
+    marginal, step = cost.marginal_cost(4096, batch=64), cost.step(4096, 1, batch=64)
     blended = sum(marginal[name] * part.seconds for name, part in step.parts.items()) / step.seconds
     assert marginal["step"] == pytest.approx(blended, abs=1e-6)
 

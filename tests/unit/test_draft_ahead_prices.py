@@ -62,7 +62,7 @@ def test_what_a_step_waits_is_that_of_all_its_outcomes(hit: float, requests: int
 
 def ahead_of(prices: LatencyModel, hit: float) -> DraftsAheadLatency:
     figures = AheadFigures()
-    figures.rate.likely = hit
+    figures.rate.share = hit
     return DraftsAheadLatency(prices, {"d": figures})
 
 
@@ -71,9 +71,9 @@ def test_drafts_that_are_ready_cost_what_they_take_longer_than_the_step() -> Non
     latency = DraftsAheadLatency(Prices(), {"d": figures})
     for _ in range(2000):
         figures.requested(ready=True)
-    assert latency.learns and figures.rate.likely > 0.99 and figures.hit_rate == 1
+    assert latency.learns and figures.rate.share > 0.99 and figures.hit_rate == 1
     step = Prices().seconds(4, 1, 0)
-    assert latency.draft_seconds("d", 1, 3) == pytest.approx(0.006 * (1 - figures.rate.likely), abs=1e-6)
+    assert latency.draft_seconds("d", 1, 3) == pytest.approx(0.006 * (1 - figures.rate.share), abs=1e-6)
     assert latency.draft_seconds("d", 1, 7) > 0.016 - Prices().seconds(8, 1, 0)  # eight guesses take longer than it
     assert latency.draft_seconds("e", 1, 3) == pytest.approx(0.006) and step == latency.seconds(4, 1, 0)
     for _ in range(2000):
@@ -168,7 +168,7 @@ def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believ
         for depth in (0, 1, 2, 4, 6)
     )
     figures = AheadFigures()
-    figures.rate.likely = prior
+    figures.rate.share = prior
     drafters = ReplaySetting(traces(), prices).drafters()
     policy = Adaptive(DraftsAheadLatency(wrong, {"d": figures}), drafters=drafters)
     assert served(policy, prices, load, hit=hit, figures=figures).throughput > 0.93 * best

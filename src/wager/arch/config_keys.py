@@ -253,25 +253,26 @@ MOST_NORM_EPS, MOST_WINDOW = 1.0, (1 << 31) - 1
 """A configuration with larger values is damaged; accepting it would exhaust the memory."""
 
 
-def read_num_layers(keys: ConfigKeys, name: str) -> int:
-    """The number of layers, from the key `name`."""
-    layers = keys.integer(name)
+def read_num_layers(keys: ConfigKeys) -> int:
+    """The number of layers."""
+    layers = keys.integer("num_hidden_layers")
     if layers > _MOST_LAYERS:
         raise ModelError(
-            f"{keys.key(name)} = {layers} cannot be right: no model has that number of layers, as {keys.where} has.",
+            f"{keys.key('num_hidden_layers')} = {layers} cannot be right: no model has that number of layers, as"
+            f" {keys.where} has.",
             "The configuration is damaged.",
         )
     return layers
 
 
-def read_head_dim(keys: ConfigKeys, name: str, *, hidden: str, heads: int) -> int:
-    """The size of a head, from the key `name`; where it is absent, the size under `hidden` by the number of heads,
-    rounded down as transformers does."""
-    if keys.get(name) is not None:
-        return keys.integer(name)
-    size = keys.integer(hidden)
+def read_head_dim(keys: ConfigKeys, *, heads: int) -> int:
+    """The size of a head; where it is not given, the hidden size by the number of heads, rounded down as transformers
+    does."""
+    if keys.get("head_dim") is not None:
+        return keys.integer("head_dim")
+    size = keys.integer("hidden_size")
     if size < heads:
-        raise ModelError(f"{keys.key(hidden)} = {size} in {keys.where} is too small for {heads} heads.")
+        raise ModelError(f"{keys.key('hidden_size')} = {size} in {keys.where} is too small for {heads} heads.")
     return size // heads
 
 

@@ -85,7 +85,7 @@ def read_gguf(
                 f"The GGUF key {refused} = {short_repr(keys.get(refused))} is not supported.",
                 "The engine's decoder does not support this computation.",
             )
-    layers = read_num_layers(keys, "num_hidden_layers") - read_further_layers(metadata, where)
+    layers = read_num_layers(keys) - read_further_layers(metadata, where)
     if layers < 1:
         raise keys.wrong("nextn_predict_layers", "fewer than all layers")
     attentions = with_sinks(layout.attention(keys, layers), engine)

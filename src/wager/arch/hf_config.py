@@ -48,7 +48,7 @@ def read_config(
     keys = ConfigKeys({**counted, **family.defaults, **text}, where=where)
     if engine:
         _refuse_unsupported(keys, engine)
-    layers = read_num_layers(keys, "num_hidden_layers")
+    layers = read_num_layers(keys)
     attention, ffn = family.attention(keys, layers), family.ffn(keys, layers)
     if engine and engine.gating:
         ffn = _with_gating(keys, engine, engine.gating, ffn)

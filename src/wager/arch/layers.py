@@ -237,7 +237,7 @@ class StateShape:
 
     @property
     def head_elements(self) -> int:
-        """Those of the heads."""
+        """State elements of the heads."""
         return self.heads * self.key_dim * self.value_dim
 
 

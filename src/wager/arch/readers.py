@@ -54,7 +54,7 @@ _LINEAR = "linear_attention"
 
 def _gqa(keys: ConfigKeys, *, window: int | None = None, gated: bool = False, rotation: Rotation = "global") -> Gqa:
     heads = keys.integer("num_attention_heads")
-    head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
+    head_dim = read_head_dim(keys, heads=heads)
     kv_heads = keys.integer("num_key_value_heads", default=heads)
     rotated = _rotated(keys, head_dim)
     return check_grouped_query(keys, Gqa(heads, kv_heads, head_dim, window, gated, rotation, rotated))
@@ -683,7 +683,7 @@ def no_scales(keys: ConfigKeys) -> Scales:
 def gemma_scales(keys: ConfigKeys) -> Scales:
     """Gemma: embeddings times the root of the hidden size, scores by query_pre_attn_scalar, and soft caps."""
     heads = keys.integer("num_attention_heads")
-    head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
+    head_dim = read_head_dim(keys, heads=heads)
     caps = {"attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
     return {
         "embedding_scale": math.sqrt(keys.integer("hidden_size")),
@@ -732,7 +732,7 @@ def falcon_scales(keys: ConfigKeys) -> Scales:
         return found
 
     heads = keys.integer("num_attention_heads")
-    head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
+    head_dim = read_head_dim(keys, heads=heads)
     gate, down = several("mlp", 2)
     state_gate, values, state_keys, queries, step = (one("ssm_in") * each for each in several("ssm", 5))
     return {

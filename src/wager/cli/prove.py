@@ -34,7 +34,7 @@ TEMPERATURE = 0.8
 _ROWS = 5
 """Rows of a step with guesses, for the time that a proof takes."""
 
-DRAFTERS = ("none", "ngram", "adversary", "random-tree")
+DEFAULT_DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
 OnDelta = Callable[[OutputDelta], None]
 
@@ -77,7 +77,7 @@ CONDITIONS = tuple(conditions(1))
 )
 @flags.prompts_flags(limit=8)
 @flags.framing_flags
-@flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS, further=PROOF_DRAFTERS))
+@flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DEFAULT_DRAFTERS, further=PROOF_DRAFTERS))
 @flags.sampling_flags(max_tokens=64, temperature=None, seed=0)
 @click.option(
     "--concurrency",
@@ -177,7 +177,7 @@ def _with_drafter(config: EngineConfig, drafter: str) -> EngineConfig:
 
 def _leave_out_trees(drafters: tuple[str, ...], verify: VerifyRule) -> tuple[str, ...]:
     """The default drafters without those that make trees, under a rule that verifies none; others stay."""
-    if drafters != DRAFTERS or RULES[verify].verifies_trees:
+    if drafters != DEFAULT_DRAFTERS or RULES[verify].verifies_trees:
         return drafters
     kept = tuple(name for name in drafters if name != "random-tree")
     console.say(f"--verify {verify} verifies chains: {', '.join(sorted({*drafters} - {*kept}))} is left out.")
@@ -376,8 +376,8 @@ def compare_answers(
     condition: Condition,
     failures: int = 0,
 ) -> TokenComparison:
-    """Compare answers by request id; `tried` has an answer to every plain one. `failures`: drafters that were switched
-    off meanwhile."""
+    """Compare answers by request id; `tried` has an answer to every plain one. `failures`: warnings meanwhile that a
+    drafter failed."""
     differences = [_difference(prompt, answer, tried[prompt]) for prompt, answer in plain.items()]
     stats = [answer.stats for answer in tried.values()]
     return TokenComparison(

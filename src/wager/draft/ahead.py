@@ -145,12 +145,12 @@ class OutcomeRates:
 class HitRate:
     """The share of drafts that were ready, learned; older ones count less."""
 
-    likely: float = _HIT_RATE
+    share: float = _HIT_RATE
     drafts: int = 0
 
     def learn(self, *, ready: bool) -> None:
         self.drafts += 1
-        self.likely += (ready - self.likely) / min(_MEMORY, _PRIOR + self.drafts)
+        self.share += (ready - self.share) / min(_MEMORY, _PRIOR + self.drafts)
 
 
 @dataclass(slots=True)
@@ -236,7 +236,7 @@ class DraftsAheadLatency(LatencyModel):
         drafting, figures = self._latency.draft_seconds, self._figures.get(drafter)
         if figures is None or requests <= 0 or depth <= 0:
             return drafting(drafter, requests, depth)
-        hit = figures.rate.likely
+        hit = figures.rate.share
         any_hit, any_miss = 1 - (1 - hit) ** requests, 1 - hit**requests
         prepared = drafting(drafter, max(requests, figures.rows), depth + 1)
         step = self._latency.seconds(requests * (depth + 1), requests, round(requests * self._context))

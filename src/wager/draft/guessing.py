@@ -191,7 +191,7 @@ class GuessSampler:
         return self._owned(best[order] if distribution.ids is None else distribution.ids[best[order]], shares)
 
     def _plain_candidates(self, logits: NDArray[np.float32], row: GuessedRow, count: int) -> list[Candidate]:
-        """The same for a request whose distribution is a softmax of the logits: few passes over them."""
+        """Candidates of a request whose distribution is a softmax of the logits: few passes over them."""
         params, top = row.request.params, logits.max()
         if not (math.isfinite(top) and math.isfinite(logits.min())):
             return []

@@ -81,7 +81,7 @@ LONG_PRIOR = (
     (0.52, 0.78, 0.45, 0.20),
     (0.50, 0.93, 0.68, 0.18),
 )
-"""The same for matches of 6 to 8 or more tokens in 25,000 tokens of answers to other prompts."""
+"""As above, for matches of 6 to 8 or more tokens in 25,000 tokens of answers to other prompts."""
 
 STORE_PRIOR = (0.04, 0.10, 0.15, 0.18, 0.23, 0.30, 0.36, 0.42, 0.46, 0.54, 0.61, 0.66, 0.69, 0.76, 0.85, 0.93)
 """By the probability that the store states, or that is interpolated for earlier answers, in sixteenths."""

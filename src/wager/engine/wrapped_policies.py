@@ -319,7 +319,7 @@ _ESTIMATES = "acceptance"
 
 
 def _acceptance_models(policy: Policy) -> Mapping[str, AcceptanceModel]:
-    """Those of a policy that has some, by drafter."""
+    """The acceptance models of a policy, by drafter; none of one that has none."""
     return policy.acceptance if isinstance(policy, Adaptive) else {}
 
 
@@ -400,8 +400,10 @@ class TenantPolicies(WrappedPolicy):
 
     def _chosen(self) -> Policy:
         tenants = self._policies.present
+        if not tenants:
+            return self.policy
         if len(tenants) == 1:
             return self._policies.get(next(iter(tenants)))
-        if tenants and self._of_several is None:
+        if self._of_several is None:
             self._of_several = self._make()
-        return (tenants and self._of_several) or self.policy
+        return self._of_several

@@ -6,7 +6,7 @@ from wager.arch.layers import StateShape
 from wager.errors import ModelError
 from wager.kernels import _native
 
-_MOST_TAPS, _MOST_KEY_DIM = 8, 512
+_MOST_TAPS, _MOST_KEY_DIM = 8, 512  # as kMaxTaps in csrc/ops.h
 
 
 class CpuStates:

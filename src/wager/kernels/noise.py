@@ -1,7 +1,8 @@
 """The noise field: one fixed Gumbel number per (seed, position, choice, token id), computed and never drawn.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") in numpy. The bit layout below is part
-of the output contract: a change to it raises FIELD_VERSION, because every sampled text changes with it.
+of the output contract: a change to it raises ARITHMETIC_VERSION (kernels/cpu.py), because every sampled text changes
+with it.
 
     key     = (seed low 32 bits, seed high 32 bits)
     counter = (token id // 2, position, choice, domain)      a scalar draw has its index in place of token id // 2
@@ -26,8 +27,6 @@ from numpy.typing import NDArray
 from wager.elementary import log
 from wager.errors import UsageError
 from wager.types import GREEDY_TEMPERATURE
-
-FIELD_VERSION = 1
 
 FIELD, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3
 """Domains: the token field, acceptance draws, residual draws, a drafter's private draws. They share no number."""

@@ -28,9 +28,6 @@ from wager.kernels.inputs import Inputs
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
 from wager.types import Draft
 
-KEY_TILE = 64
-"""Keys whose scores are weighed together in attention; tiles begin at absolute positions."""
-
 RowSet = Literal["rows", "logits"]
 """The rows an op runs over: all rows of the step, or the logits rows that `Tape.select` copied."""
 
@@ -41,7 +38,7 @@ _ANY_POSITION = (1 << 31) - 1
 _EVERY_OP = 1 << 31
 
 MAX_EXPERTS = 1024
-"""Most experts of a layer that the router takes."""
+"""Most experts of a layer that the router takes, as kMaxExperts in csrc/ops.h."""
 
 
 @dataclass(frozen=True)
@@ -324,10 +321,10 @@ class Tape:
     ) -> None:
         """Select each row's top experts and their shares, by arch.layers.Experts; x act [R, hidden].
 
-        Logits are x W^T in float32 (+ `logit_bias` f32 [experts]), weight f32 [experts, hidden], and are compared as
-        they are under softmax; scores are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties,
-        of experts and of groups, go to the lowest. Shares are multiplied by `scales` f32 [experts]. A row whose logits
-        are not finite has shares that are NaN and does not affect the other rows."""
+        Logits are x W^T in float32 (+ `logit_bias` f32 [experts]), weight f32 [experts, hidden]. Experts are ranked by
+        their logits (softmax) or by sigmoid(logit) (sigmoid). `bias` f32 [experts] is added for the selection alone.
+        Ties, of experts and of groups, go to the lowest. Shares are multiplied by `scales` f32 [experts]. A row whose
+        logits are not finite has shares that are NaN and does not affect the other rows."""
         if spec.count > MAX_EXPERTS:
             raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the kernels support.")
         hidden = x.shape[-1]
@@ -487,9 +484,9 @@ class Tape:
         """out act [*, heads * d] for the rows `of` those in q [R, heads * d]: each attends to its own path: cached
         positions below its span's base, then its ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window`
         w keeps positions > p - w. With `soft_cap` c scores become c * tanh(score / c). `sinks` f32 [heads] are scores
-        that take part in the softmax and have no value. Keys are taken in path order in tiles of KEY_TILE that begin at
-        absolute positions. Over a latent cache d is rank + rope, a value is the first `rank` of what is its key, and
-        out is [*, heads * rank]."""
+        that take part in the softmax and have no value. Keys are taken in path order in tiles of 64 keys (kKeyTile in
+        csrc/ops.h) that begin at absolute positions. Over a latent cache d is rank + rope, a value is the first `rank`
+        of what is its key, and out is [*, heads * rank]."""
         heads, head_dim = self._heads(cache, layer, q), cache.shape[2]
         if window is not None and window < 1:
             raise ModelError(f"A sliding window of {window} positions holds no key.")

@@ -399,7 +399,7 @@ def _assemble(
 _CATCH_UP_TOKENS = 8
 """Missed tokens that a drafter with a cache of its own computes in about the time of one guess."""
 
-_DRAFT_SHARE = 0.25
+_ASSUMED_GUESS_COST = 0.25
 """Assumed cost of a guess until it was timed, as a share of the target's one-row step."""
 
 
@@ -439,7 +439,7 @@ def build_policies(
 
 
 def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> DrafterCapabilities:
-    guess_s = latency.draft_seconds(drafter.name, 1, 1) or _DRAFT_SHARE * latency.seconds(1, 1, 0)
+    guess_s = latency.draft_seconds(drafter.name, 1, 1) or _ASSUMED_GUESS_COST * latency.seconds(1, 1, 0)
     weighs = drafter.weighs_prices  # then its first part can draft at once
     catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples and not weighs else 0.0
     warm_up = 0 if drafter.taps is None else 1 if weighs else WARM_UP

@@ -156,15 +156,6 @@ def dequantise_rows(rows: Bytes, kind: GgufType) -> NDArray[np.float32]:
     return values
 
 
-def _half(values: NDArray[Any]) -> Bytes:
-    """float16 bytes [..., 2]."""
-    return values.astype("<f2")[..., None].view(np.uint8)
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
-
-
 def _ternary(kind: GgufType) -> Callable[[Bytes], Bytes]:
     """-1, 0 and 1 as codes of q4_0 under the float16 that is the last of the block."""
 
@@ -215,7 +206,7 @@ def _words(blocks: Bytes, first: int, last: int, kind: str = "<u4") -> NDArray[A
     return np.ascontiguousarray(blocks[:, first:last]).view(kind)
 
 
-_DOUBLED = 17
+_BOTH_NIBBLES = 0x11
 """A factor of 32 inputs as the factors of both halves."""
 
 
@@ -226,7 +217,7 @@ def _shared_signs(words: NDArray[Any]) -> Bytes:
 
 
 def _steps(words: NDArray[Any]) -> Bytes:
-    return ((words >> 28) * _DOUBLED).astype(np.uint8)
+    return ((words >> 28) * _BOTH_NIBBLES).astype(np.uint8)
 
 
 def _iq2_xxs(blocks: Bytes) -> Bytes:
@@ -271,7 +262,7 @@ def _iq3_xxs(blocks: Bytes) -> Bytes:
 def _iq3_s(blocks: Bytes) -> Bytes:
     ninth = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little").astype(np.uint16)
     nibbles = _with_signs(_grid("IQ3_S")[blocks[:, 2:66] | ninth << 8], blocks[:, 74:106])
-    return np.concatenate([blocks[:, :2], _nibbles_in_turn(blocks[:, 106:]) * np.uint8(_DOUBLED), nibbles], axis=1)
+    return np.concatenate([blocks[:, :2], _nibbles_in_turn(blocks[:, 106:]) * np.uint8(_BOTH_NIBBLES), nibbles], axis=1)
 
 
 def _nibbles_in_turn(packed: Bytes) -> Bytes:
@@ -284,7 +275,7 @@ def _iq1_s(blocks: Bytes) -> Bytes:
     high = (words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(-1, 32)
     pairs = _pairs_of("IQ1_S")[blocks[:, 2:34] | high << 8]
     shifts = np.repeat((words >> 15).astype(np.uint8) * np.uint8(255), 4, axis=1)
-    steps = ((words >> 12 & 7) * _DOUBLED).astype(np.uint8)
+    steps = ((words >> 12 & 7) * _BOTH_NIBBLES).astype(np.uint8)
     return np.concatenate([blocks[:, :2], steps, shifts, _bytes_of(pairs)], axis=1)
 
 

@@ -292,8 +292,8 @@ def _agree(ids: Array, known: Array) -> bool:
 
 
 class HeadWeights:
-    """The tensors of a head, packed as they are asked for: matrices as `dtype` (a key of weights.WANTED) says, as far
-    as blocks fit."""
+    """The tensors of a head, packed as they are asked for: matrices as `dtype` (a key of weights.FORMAT_OF_DTYPE) says,
+    as far as blocks fit."""
 
     def __init__(self, files: HeadFiles, kernels: Kernels, *, dtype: str) -> None:
         self.files, self.kernels, self.dtype = files, kernels, dtype
@@ -453,7 +453,7 @@ def output_matrix(weights: HeadWeights, vocabulary: HeadVocabulary, decoder: Dec
 @dataclass(frozen=True)
 class CheckedHead:
     """A head whose files were checked against its target, but not loaded; `dtype` is the form of its matrices, a key of
-    weights.WANTED."""
+    weights.FORMAT_OF_DTYPE."""
 
     files: HeadFiles
     dtype: str

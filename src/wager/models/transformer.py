@@ -227,8 +227,8 @@ def last_layer_rows(layer: Layer) -> RowSet:
 
 
 def num_last_layers(layers: Sequence[Layer]) -> int:
-    """How many layers at the end are computed so: the last one, and those before it while none behind has keys and
-    values of its own, which other rows read."""
+    """How many layers at the end compute only the rows with logits past their keys and values (see `last_layer_rows`):
+    the last one, and those before it while none behind has keys and values of its own, which other rows read."""
     count = 0
     for layer in reversed(layers):
         if last_layer_rows(layer) == "rows" or (count and layers[-count].caching) or layer.recurrent:
@@ -676,9 +676,8 @@ class Decoder:
     of them with logits (None: all), `max_sequences` the maximum sequences of one pass, `max_blocks` the maximum cache
     blocks of one sequence. ModelError if a tensor cannot be read.
 
-    `dtype` says in which form matrices are multiplied, see weights.WANTED;
-    `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here, and afterwards
-    tells their digests.
+    `dtype` says in which form matrices are multiplied, see weights.FORMAT_OF_DTYPE; `weight_form` describes the
+    result. `store` has packed weights, or keeps those that are packed here, and afterwards tells their digests.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     `embedding` and `head` are the packed matrices, for drafters that share them. `layers` are those of the model that

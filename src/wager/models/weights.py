@@ -609,7 +609,7 @@ def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tup
 
 # ---- the form in which matrices are multiplied -----------------------------------------------------------------------
 
-WANTED: Mapping[str, str | None] = {"auto": None, "bf16": None, "q8": "q8_0", "q4": "q4_1"}
+FORMAT_OF_DTYPE: Mapping[str, str | None] = {"auto": None, "bf16": None, "q8": "q8_0", "q4": "q4_1"}
 """dtype -> the format of matrices that are not stored in as few bits already. q4 is q4_1 rather than q4_0: a tenth more
 bytes and a sixth to two fifths less KL; see docs/quantisation.md."""
 
@@ -648,8 +648,8 @@ def num_parameters(spec: ModelSpec) -> int:
 
 
 class Matrices:
-    """The matrices of `weights`, by the names of `tensor_shapes`, in the form that `dtype` (a key of WANTED) asks
-    for. Floats are of the kernels' activation type `act`."""
+    """The matrices of `weights`, by the names of `tensor_shapes`, in the form that `dtype` (a key of FORMAT_OF_DTYPE)
+    asks for. Floats are of the kernels' activation type `act`."""
 
     def __init__(self, weights: Weights, dtype: str, act: DType = BFLOAT16, *, only_layers: bool = False) -> None:
         self._weights = weights
@@ -730,10 +730,11 @@ class Matrices:
 
 def block_format(dtype: str, own: str | None, inputs: int, *, wide: bool = False) -> str | None:
     """The format in which a matrix of so many inputs is multiplied that is stored in `own` (of both None: floats),
-    where `dtype` is asked for, a key of WANTED: its own, unless that has more bits; q4 keeps a `wide` one in q8_0."""
+    where `dtype` is asked for, a key of FORMAT_OF_DTYPE: its own, unless that has more bits; q4 keeps a `wide` one in
+    q8_0."""
     if dtype == "bf16":
         return None
-    wanted = "q8_0" if wide and dtype == "q4" else WANTED[dtype]
+    wanted = "q8_0" if wide and dtype == "q4" else FORMAT_OF_DTYPE[dtype]
     if wanted is None or inputs % BLOCK or (own is not None and _bits(own) <= _bits(wanted)):
         return own
     return wanted

@@ -245,11 +245,11 @@ class CostModel:
         parts = {**step.parts, "head": one.parts["head"]} if model.head and self.measured is None else step.parts
         return StepCost(sum(part.seconds for part in parts.values()), parts)
 
-    def marginal_cost(self, context: float, rows: float, *, batch: float = 1) -> dict[str, float]:
-        """Relative marginal cost of a row by part: d log seconds / d log rows, all sequences growing alike. 0 where
-        another row is free, 1 where it costs as much as an average one. The step's own is under "step"."""
-        base = self.step(context, rows, batch=batch)
-        grown = self.step(context, rows * (1 + _RELATIVE_CHANGE), batch=batch)
+    def marginal_cost(self, context: float, *, batch: float) -> dict[str, float]:
+        """Relative marginal cost of a row by part: d log seconds / d log rows, from one row of each sequence on. 0
+        where another row is free, 1 where it costs as much as an average one. The step's own is under "step"."""
+        base = self.step(context, 1, batch=batch)
+        grown = self.step(context, 1 + _RELATIVE_CHANGE, batch=batch)
         by_part = {
             part: (grown.parts[part].seconds / cost.seconds - 1) / _RELATIVE_CHANGE if cost.seconds else 0.0
             for part, cost in base.parts.items()

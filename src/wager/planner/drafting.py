@@ -48,7 +48,7 @@ class DraftCost(ABC):
 
     @abstractmethod
     def _seconds(self, requests: float, depth: int, context: float, width: int) -> float:
-        """The same where `requests` and `depth` are above 0."""
+        """`seconds` where `requests` and `depth` are above 0."""
 
 
 @dataclass(frozen=True)

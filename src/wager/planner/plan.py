@@ -349,7 +349,7 @@ class Deployment:
             chosen=chosen,
             plain_step=self.cost.step(context, 1, batch=here),
             step=self.cost.step(context, rows, batch=here),
-            marginal_costs=self.cost.marginal_cost(context, 1, batch=here),
+            marginal_costs=self.cost.marginal_cost(context, batch=here),
             break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
             memory=self.footprint(batch=here, context=context),
             at_max_depth=self.depth is None and chosen.depth == self.max_depth > 0 and deeper,

@@ -452,7 +452,7 @@ def _resampled(count: int) -> Floats:
 
 
 def _draws(count: int) -> Iterator[NDArray[np.int64]]:
-    """The same for one resample after the other."""
+    """How often each of `count` prompts is drawn, [count], one resample after the other."""
     rng = np.random.default_rng(0)
     for _ in range(RESAMPLES):
         yield rng.multinomial(count, np.full(count, 1 / count))

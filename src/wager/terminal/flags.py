@@ -149,7 +149,7 @@ class Verb(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         found = super().get_params(ctx)
-        return [*found[:-1], *_talk_flags(), *([_HELP_ALL] if self._main else []), *found[-1:]]
+        return [*found[:-1], *_verbosity_flags(), *([_HELP_ALL] if self._main else []), *found[-1:]]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         written, _, order = self.make_parser(ctx).parse_args(args=list(args))
@@ -214,7 +214,7 @@ def _without_bounds(extra: str, *, any_of_them: bool) -> str:
     return f"[{'; '.join(kept)}]" if kept else ""
 
 
-def _say_less(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: FBT001 (click's signature)
+def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: FBT001 (click's signature)
     if value:
         console.set_verbosity(1 if param.name == "verbose" else -1)
 
@@ -231,8 +231,8 @@ _HELP_ALL = click.Option(
 )
 
 
-def _talk_flags() -> list[click.Parameter]:
-    settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True, "callback": _say_less}
+def _verbosity_flags() -> list[click.Parameter]:
+    settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True, "callback": _set_verbosity}
     return [
         click.Option(["-v", "--verbose"], help="Say more: what is loaded, and what it takes.", **settings),
         click.Option(["-q", "--quiet"], help="Print results, warnings and errors alone.", **settings),

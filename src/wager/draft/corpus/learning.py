@@ -336,28 +336,28 @@ class LearnedTexts:
     def _append(self, waiting: _Waiting) -> None:
         name = waiting.folder
         with self._work:
-            corpus = self._of(name)
-        text = self._new_text(corpus, waiting.prompt, waiting.answer)
+            tenant = self._of(name)
+        text = self._new_text(tenant, waiting.prompt, waiting.answer)
         if not text:
             return
         try:
-            if corpus.log is None:
-                corpus.folder.mkdir(mode=0o700, exist_ok=True)
-                number = max((file.last for file in corpus_files(corpus.folder)), default=0) + 1
-                corpus.log_path = corpus.folder / f"{number}.log"  # before it is there: the builder leaves it alone
-                corpus.log = Log(corpus.log_path, self._tokenizer)
-            corpus.log.append(text, waiting.written)
+            if tenant.log is None:
+                tenant.folder.mkdir(mode=0o700, exist_ok=True)
+                number = max((file.last for file in corpus_files(tenant.folder)), default=0) + 1
+                tenant.log_path = tenant.folder / f"{number}.log"  # before it is there: the builder leaves it alone
+                tenant.log = Log(tenant.log_path, self._tokenizer)
+            tenant.log.append(text, waiting.written)
         except OSError as error:
             self._failed(error)
             self._left_out += 1
-            corpus.known.clear()  # what was not written may be learned later
-            if corpus.log is None:
-                corpus.log_path = None
-        corpus.appended = time.monotonic()
-        if corpus.log is not None and corpus.log.tokens >= SEAL_TOKENS:
-            self._close_log(name, corpus)
+            tenant.known.clear()  # what was not written may be learned later
+            if tenant.log is None:
+                tenant.log_path = None
+        tenant.appended = time.monotonic()
+        if tenant.log is not None and tenant.log.tokens >= SEAL_TOKENS:
+            self._close_log(name, tenant)
 
-    def _new_text(self, corpus: _Tenant, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    def _new_text(self, tenant: _Tenant, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
         """What is to be learned of an answer; nothing if it is known. Of a prompt the part that is not known."""
         digest, begin = 0, max(0, len(prompt) - CONTEXT)
         rest = begin
@@ -365,16 +365,16 @@ class LearnedTexts:
             begin = rest = 0
             while rest + _BLOCK < len(prompt):
                 digest = hash((digest, *prompt[rest : rest + _BLOCK]))
-                if self._is_known(corpus, digest) and rest == begin:
+                if self._is_known(tenant, digest) and rest == begin:
                     begin += _BLOCK
                 rest += _BLOCK
-        if self._is_known(corpus, hash((digest, *prompt[rest:], *answer))):
+        if self._is_known(tenant, hash((digest, *prompt[rest:], *answer))):
             return []
         return [*prompt[max(0, begin - _BLOCK) if digest else begin :], *answer]
 
     @staticmethod
-    def _is_known(corpus: _Tenant, digest: int) -> bool:
-        known = corpus.known
+    def _is_known(tenant: _Tenant, digest: int) -> bool:
+        known = tenant.known
         is_known = digest in known
         known[digest] = None
         known.move_to_end(digest)

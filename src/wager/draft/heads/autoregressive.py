@@ -124,7 +124,7 @@ class HeadDrafter(Drafter):
         self._sampler = HeadSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, HeadSequence] = {}
         self._most_states = most_states
-        self._most_together = max(1, _BUDGET // (head.state_width * FLOAT32.itemsize))
+        self._most_together = max(1, _MOST_STATE_BYTES // (head.state_width * FLOAT32.itemsize))
         self._most_kept = 0  # states that wait are no more
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class HeadDrafter(Drafter):
             else:
                 fed.append((r, r.guess_span()))
                 room -= 1
-        states = taken([(r.state, len(span.tokens)) for r, span in known], width=self._head.state_width)
+        states = next_states([(r.state, len(span.tokens)) for r, span in known], width=self._head.state_width)
         both = [*known, *fed]
         batch = pack([span for _, span in both], {}, self.block_pool, into=self._head.buffers)
         served = [r for r, span in both if span.needs_logits]
@@ -227,7 +227,7 @@ class HeadDrafter(Drafter):
             r.state.commit(self.block_pool, r.request.seq_id, r.state.num_entries)
 
 
-def taken(known: Sequence[tuple[HeadSequence, int]], *, width: int) -> Array:
+def next_states(known: Sequence[tuple[HeadSequence, int]], *, width: int) -> Array:
     """The given number of next states of each sequence, as rows."""
     found, first = np.empty((sum(rows for _, rows in known), width), FLOAT32), 0
     for state, rows in known:
@@ -236,7 +236,7 @@ def taken(known: Sequence[tuple[HeadSequence, int]], *, width: int) -> Array:
     return found
 
 
-_BUDGET = 64 << 20
+_MOST_STATE_BYTES = 64 << 20
 """Bytes of states that are kept for all sequences together."""
 
 _NO_ROWS: Array = np.empty((0, 0), FLOAT32)
@@ -250,7 +250,7 @@ def stacked_rows(rows: Sequence[Array]) -> Array:
 
 
 class HeadChainDrafter(HeadDrafter):
-    """The same, in one call for each round where every guess is drawn in the head's pass."""
+    """HeadDrafter, of which a round is one native call where every guess is drawn in the head's pass."""
 
     def __init__(self, head: EagleHead | MtpHead, **options: Any) -> None:
         """`options` are HeadDrafter's."""
@@ -336,7 +336,7 @@ class HeadTreeDrafter(RankLearner, HeadDrafter):
             room, logits_room = room - len(served.tokens), logits_room - len(served.wanted)
         if not known and not grown:
             return
-        states = taken([(each.round.state, len(each.tokens)) for each in known], width=self._head.state_width)
+        states = next_states([(each.round.state, len(each.tokens)) for each in known], width=self._head.state_width)
         batch = _packed([*known, *grown], self.block_pool)
         output = self._head.forward(batch, states, stacked_rows(inputs))
         self._commit([each.round for each in known])
@@ -485,7 +485,7 @@ class ModulesRound(HeadRound):
         if self.repeats:
             return self.fed[None]
         if self.module == 0:
-            return taken([(self.state, len(span.tokens))], width=self._width)
+            return next_states([(self.state, len(span.tokens))], width=self._width)
         start = self.state.origin + span.num_computed_tokens
         return self.state.given[self.module - 1].rows(start, start + len(span.tokens))
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from wager.draft.base import ComputedRows, Drafter
 from wager.draft.guessing import Candidate, Guess, GuessedRow, draws
-from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, stacked_rows, taken
+from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, next_states, stacked_rows
 from wager.draft.heads.sampling import HeadChain, HeadSampler, drawing_temperature
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import (
@@ -177,7 +177,7 @@ class BlockDrafter(HeadDrafter):
                 break
             known.append((r, r.known_span(room)))
             room -= len(known[-1][1].tokens)
-        states = taken([(r.state, len(span.tokens)) for r, span in known], width=self._head.state_width)
+        states = next_states([(r.state, len(span.tokens)) for r, span in known], width=self._head.state_width)
         spans = [span for _, span in known]
         self._head.extend(pack(spans, {}, self.block_pool, into=self._head.context_buffers), states)
         self._commit([r for r, _ in known])
