@@ -368,12 +368,12 @@ class AccessMiddleware:
             await send(message)
 
         try:
-            sent = [headers.get("authorization"), *(f"Bearer {key}" for key in headers.getlist("x-api-key"))]
+            sent = (headers.get("authorization"), f"Bearer {headers.get('x-api-key', '')}")
             caller = next(filter(None, map(self.keys.caller, sent)), None)
             scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
             scope["state"]["key_name"] = caller.name if caller else ""
             scope["state"]["is_operator"] = caller is not None and caller.is_operator
-            if refusal := self._refusal(scope, caller, sent[0] or sent[-1]):
+            if refusal := self._refusal(scope, caller, sent[0] or sent[1]):
                 await error_response(refusal, scope)(scope, receive, send_with_id)
             else:
                 await self.app(scope, receive, send_with_id)
