@@ -258,7 +258,7 @@ def _read_tool(tool: object, number: int) -> Tool:
 # ---- calls in an answer ----------------------------------------------------------------------------------------------
 
 
-_BEGUN = re.compile(r'\{"name":"[a-zA-Z0-9_.-]*(?:"(.*))?')
+_BEGUN = re.compile(rf'\{{"name":"(?:{_NAME.pattern})?(?:"(.*))?')
 """A call whose name has begun, without blanks, and what follows the name."""
 
 
