@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -210,8 +211,12 @@ _MISTRAL = """{% for message in messages %}{% for call in message.tool_calls or 
 def test_ids_of_calls_are_as_long_as_templates_of_mistral_want_them() -> None:
     tokenizer = byte_tokenizer(512, where="toy").with_chat_template(_MISTRAL)
     parser = BodyParser(ParsingContext(["x"], tokenizer, 512, 64, 512, 1.0))
-    call = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
-    body = {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}, result]}
-    [prompt] = parser.chat(json.dumps(body).encode(), "x").prompts
-    assert parser.model.tokenizer.decode(prompt).count("789abcdef") == 2
+    for ids in (["call_0123456789abcdef"], ["1", "2"], ["a-weather_today", "b-weather_today"], ["aB3456789"]):
+        calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
+        results = [{"role": "tool", "tool_call_id": each, "content": "rain"} for each in ids]
+        body = {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": calls}, *results]}
+        [prompt] = parser.chat(json.dumps(body).encode(), "x").prompts
+        written = re.findall(r"\[TOOL_CALLS\](\w{9})\n|(\w{9})rain", parser.model.tokenizer.decode(prompt))
+        found = ["".join(each) for each in written]
+        assert found[: len(ids)] == found[len(ids) :] and len({*found}) == len(ids), found
+    assert found[0] == ids[0]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from wager.constrain.schemas import relaxed
@@ -795,7 +796,8 @@ def template_message(message: ChatMessage, form: ToolFormat) -> dict[str, Any]:
 
 def _id(given: Any, form: ToolFormat) -> Any:
     """The id of a call: templates of Mistral's models refuse those that have not 9 characters."""
-    return given[-9:] if isinstance(given, str) and form.name == "mistral" else given
+    wrong = form.name == "mistral" and len(str(given)) != 9
+    return sha256(str(given).encode()).hexdigest()[:9] if wrong else given
 
 
 def _call(call: Mapping[str, Any], form: ToolFormat) -> dict[str, Any]:
