@@ -288,6 +288,7 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"tools": function(), "tool_choice": "maybe"}, "tool_choice", None, ()),
     ({"tools": function(), "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", None, ()),
     ({"tools": function(parameters={"type": "wizard"})}, "tools", None, ()),
+    ({"tools": function(parameters=[])}, "tools", None, ("no JSON schema",)),
     ({"tools": function(parameters=UNCLOSED)}, "tools", None, ('the parameters of "f": its expression',)),
     ({"tools": function(paramters={})}, "tools", None, ("paramters",)),
     ({"tools": function() * 2}, "tools", None, ("twice",)),

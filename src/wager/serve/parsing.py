@@ -649,7 +649,9 @@ def _relaxed_tool(tool: Any, unenforced: dict[str, None], checks: dict[str, Mapp
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping):
         return tool
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters = function.get("parameters")
+    if parameters in (None, {}):
+        parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         return tool
     found = relaxed(parameters)
