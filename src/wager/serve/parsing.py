@@ -320,7 +320,13 @@ class BodyParser:
             whole = error
         system = [each for each in chat.messages[:1] if each.role == "system"]
         turns = chat.messages[len(system) :]
-        cuts = [at for at in range(1, len(turns)) if turns[at].role != "tool"]  # a result stays behind its call
+        cuts, results = list[int](), set[str]()
+        for at in range(len(turns) - 1, 0, -1):  # no result stays whose call goes
+            results.update(filter(None, [turns[at].tool_call_id]))
+            results.difference_update(str(call.get("id")) for call in turns[at].tool_calls or ())
+            if not results:
+                cuts.append(at)
+        cuts.reverse()
         low, high, found = 0, len(cuts) - 1, None
         while low <= high:  # how many of the oldest must go
             middle = (low + high) // 2
