@@ -200,7 +200,7 @@ class SamplingFields(RequestFields):
         """The field that says what the answer must be. ApiError names the second of two."""
         asked = [
             name
-            for name in _CONSTRAINING
+            for name in _GRAMMARS
             if getattr(self, name) is not None and getattr(getattr(self, name), "type", "") != "text"
         ]
         if len(asked) > 1:
@@ -226,9 +226,7 @@ class SamplingFields(RequestFields):
             raise field_error(name, error.message, error.hint) from None
 
 
-_CONSTRAINING = (
-    *("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-)
+_GRAMMARS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 
 def _constraint(kind: str, value: Any, field: str) -> Constraint:

@@ -30,9 +30,6 @@ _PIECE_BYTES = 16 << 10
 """Bytes that are parsed at once: a head is too long before it ends. A further one of a
 connection may be longer by them."""
 
-_FRAMING = (b"content-length", b"transfer-encoding")
-"""Headers that say how long a body is."""
-
 _MOST_PIPELINED = 8
 """Requests that may wait behind the one that is answered, before reading pauses."""
 
@@ -88,7 +85,8 @@ class BoundedConnection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.send_400_response("")
         except httptools.HttpParserUpgrade as offer:
-            lines = [name + b": " + value for name, value in self.headers if name in _FRAMING]
+            framing = (b"content-length", b"transfer-encoding")
+            lines = [name + b": " + value for name, value in self.headers if name in framing]
             self.parser, self._resumes = httptools.HttpRequestParser(self), True
             self._parse(b"\r\n".join([b"POST / HTTP/1.1", *lines, b"", piece[offer.args[0] :]]))
 

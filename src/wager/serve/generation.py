@@ -115,11 +115,11 @@ class Generation:
                 raise field_error("receipts", error.message, "The server's --verify says so.") from None
 
     async def _receipts(
-        self, parsed: ParsedRequest, answer: AsyncOutputStream, completions: Sequence[Completion]
+        self, parsed: ParsedRequest, answer: AsyncOutputStream | None, completions: Sequence[Completion]
     ) -> list[dict[str, Any]]:
         """The receipts of the choices that ended well, if they are wanted. They tell of the request, its answer and the
         model; the first one may hash the weights."""
-        if not parsed.receipts:
+        if answer is None or not parsed.receipts:
             return []
         requests = [request for request in answer.requests for _ in request.choices]
         name, key = str(parsed.head["model"]), self.options.receipt_key
@@ -216,10 +216,7 @@ class Generation:
                 [completion] = completions
                 if error := failed_answer(completion):
                     return blocks.failed(error)
-                further = _further(
-                    await self._checked(parsed, completions, tenant),
-                    await self._receipts(parsed, answer, completions),
-                )
+                further = await self._further(parsed, answer, completions, tenant)
                 size, usage = _size(parsed, completions), parsed.usage(completions)
                 data, response = await _beside(size, lambda: blocks.last(completion, usage, further))
                 if response is not None:
@@ -239,11 +236,18 @@ class Generation:
         )
 
         async def last(completions: Sequence[Completion]) -> bytes:
-            receipts = await self._receipts(parsed, answer, completions)
-            broken = await self._checked(parsed, completions, tenant)
-            return await _beside(_size(parsed, completions), lambda: writer.last(completions, broken, receipts))
+            further = await self._further(parsed, answer, completions, tenant)
+            return await _beside(_size(parsed, completions), lambda: writer.last(completions, further))
 
         return writer, last
+
+    async def _further(
+        self, parsed: ParsedRequest, answer: AsyncOutputStream | None, completions: Sequence[Completion], tenant: str
+    ) -> dict[str, Any]:
+        """What an answer of any API has besides, where there is some."""
+        warnings = await self._checked(parsed, completions, tenant)
+        found = {"warnings": warnings, "receipts": await self._receipts(parsed, answer, completions)}
+        return {name: each for name, each in found.items() if each}
 
     async def _checked(self, parsed: ParsedRequest, completions: Sequence[Completion], tenant: str) -> list[str]:
         """What complete answers break of schemas that their grammar lacks a part of."""
@@ -300,9 +304,7 @@ class Generation:
         """A whole answer; `answer` is None where the prompts alone were wanted."""
         for completion in completions:
             _check_ended(completion)
-        warnings = await self._checked(parsed, completions, tenant)
-        receipts = await self._receipts(parsed, answer, completions) if answer is not None else []
-        further = _further(warnings, receipts)
+        further = await self._further(parsed, answer, completions, tenant)
         size = _size(parsed, completions, scores)
         encode = encoded if size <= _QUICK_TOKENS else encoded_in_parts
         if parsed.blocks is not None:
@@ -311,12 +313,8 @@ class Generation:
             content = await _beside(size, lambda: encode(writer.whole(completions[0], usage, further)))
             self._keep(parsed, writer, content, tenant)
         else:
-
-            def write() -> bytes:
-                return encode(self._object(parsed, answer, completions, scores, further))
-
-            content = await _beside(size, write)
-        headers = warning_headers((*parsed.warnings, *warnings))
+            content = await _beside(size, lambda: encode(self._object(parsed, answer, completions, scores, further)))
+        headers = warning_headers((*parsed.warnings, *further.get("warnings", ())))
         return Response(content, headers=headers, media_type="application/json")
 
     def _object(
@@ -336,12 +334,6 @@ class Generation:
         if parsed.speculation_stats and answer is not None:
             found["speculation"] = draft_report(answer, completions)
         return found
-
-
-def _further(warnings: Sequence[str], receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What an answer of any API has besides, where there is some."""
-    found = {"warnings": list(warnings), "receipts": list(receipts)}
-    return {name: each for name, each in found.items() if each}
 
 
 def _size(

@@ -235,9 +235,7 @@ class BodyParser:
             warnings=_warnings(left_out, constraint),
             checks=_checks(constraint),
             scored=scored,
-            prompt_logprobs=body.prompt_logprobs is not None,
             answers=body.max_tokens != 0,
-            grammar_field=body.constraining,
         )
         # Only now are all ids known to be in the vocabulary.
         return replace(parsed, echoes=[self._text_of(prompt) for prompt in prompts]) if body.echo else parsed
@@ -278,10 +276,8 @@ class BodyParser:
             calls_functions=body.functions is not None,
             predicted=predicted is not None,
             scored=body.prompt_logprobs,
-            prompt_logprobs=body.prompt_logprobs is not None,
             warnings=(*_warnings(left_out, constraint, tools), *said),
             checks=_checks(constraint, tools),
-            grammar_field=body.constraining,
             **more,
         )
 
@@ -474,6 +470,8 @@ class BodyParser:
             stream_options=body.stream_options or StreamOptions(),
             speculation_stats=bool(body.speculation_stats),
             receipts=bool(body.receipts),
+            prompt_logprobs=body.prompt_logprobs is not None,
+            grammar_field=body.constraining,
             **more,
         )
         try:

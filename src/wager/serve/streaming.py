@@ -160,23 +160,16 @@ class ChunkWriter:
     def failed(self, error: WagerError) -> bytes:
         return event(error_body(error))
 
-    def last(
-        self,
-        completions: Sequence[Completion],
-        warnings: Sequence[str] = (),
-        receipts: Sequence[Mapping[str, Any]] = (),
-    ) -> bytes:
-        """The events behind the last delta: usage, details, receipts and warnings, where there are some."""
-        head, found = self._format.chunk_head, b""
-        if warnings:
-            found += event({**head, "choices": [], "warnings": list(warnings)})
-        if self._usage is not None:
-            found += event({**head, "choices": [], "usage": self._usage(completions)})
-        if self._details is not None:
-            found += event({**head, "choices": [], "speculation": self._details(completions)})
-        if receipts:
-            found += event({**head, "choices": [], "receipts": list(receipts)})
-        return found
+    def last(self, completions: Sequence[Completion], further: Mapping[str, Any]) -> bytes:
+        """The events behind the last delta: one for each of these that there is."""
+        made = {
+            "warnings": further.get("warnings"),
+            "usage": self._usage and self._usage(completions),
+            "speculation": self._details and self._details(completions),
+            "receipts": further.get("receipts"),
+        }
+        head = {**self._format.chunk_head, "choices": []}
+        return b"".join(event({**head, name: value}) for name, value in made.items() if value)
 
     def _kind(self, item: ChoiceDelta) -> tuple[int, bool]:
         """Its choice, and whether its text is all there is to say."""
