@@ -95,6 +95,8 @@ def test_other_names_of_a_field(server: Running) -> None:
         {"response_format": {"type": "json_object", "schema": schema}},
     ):
         assert json.loads(server.text({**plain, **guided})) == {"a": 1}
+    any_object = {"response_format": {"type": "json_object", "schema": {}}, "logit_bias": {str(ord("1")): 100}}
+    assert server.text({**plain, **any_object}).startswith("{")
 
 
 def test_functions_are_answered_as_they_were_first(server: Running) -> None:
@@ -197,6 +199,8 @@ def test_a_prompt_without_an_answer_may_fill_the_context(server: Running) -> Non
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, ("oneOf of alternatives that overlap",)),
         ({"type": "string", "pattern": "^(?=a).*"}, ("pattern with a look-around or a reference to a group",)),
         ({"type": "string", "pattern": r"\ba"}, ("pattern with a look-around or a reference to a group",)),
+        ({"type": "string", "pattern": r"\\\ba"}, ("pattern with a look-around or a reference to a group",)),
+        ({"type": "string", "pattern": r"^C:\\bin\\1$"}, ()),
         ({"const": {"not": 1}, "default": {"not": 1}}, ()),
     ],
 )

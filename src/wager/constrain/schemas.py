@@ -22,7 +22,7 @@ _ENFORCED_FORMATS |= {"unknown"}
 _ANNOTATIONS = frozenset(["binary", "byte", "password", "float", "double", "int32", "int64"])
 """Formats of OpenAPI that every text has."""
 
-_BEYOND_REGULAR = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9bB]|\(\?P=")
+_BEYOND_REGULAR = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?(?:[=!]|<[=!]|P=)|\\[1-9bB])")
 """Look-arounds, of which borders of words are some, and references to groups."""
 
 _COMBINING = {"allOf", "patternProperties", "if", "dependentSchemas", "dependencies", "unevaluatedProperties"}

@@ -263,7 +263,7 @@ class ResponseFormat(Strict):
             message = f"response_format of type {self.type!r} does not go with what it has."
             hint = "A json_schema is given with type json_schema, and only there."
             raise field_error("response_format", message, hint)
-        schema = self.json_schema.schema_ if self.json_schema is not None else self.schema_
+        schema = self.json_schema.schema_ if self.json_schema is not None else self.schema_ or None
         if schema is not None:
             return Constraint.of_schema(schema, "response_format")
         return Constraint(Grammar.json_object()) if self.type == "json_object" else None
