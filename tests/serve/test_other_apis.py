@@ -430,7 +430,7 @@ def test_errors_of_messages_have_their_own_form() -> None:
         lost = server.post("/messages", {}, headers=headers).json()
         assert lost["error"]["type"] == "not_found_error" and "Is /v1/messages meant?" in lost["error"]["message"]
         body = {"messages": MESSAGES, "max_tokens": 4}
-        for other in ({}, {"authorization": "Bearer none"}):  # its clients send both, if both are set
+        for other in ({}, {"authorization": "Bearer none"}):  # its earlier clients send both, if both are set
             assert server.post(ANTHROPIC, body, headers={"x-api-key": KEYS[0], **other}).status_code == 200
         many = server.post(ANTHROPIC, body, headers=[("x-api-key", key) for key in ("none", KEYS[0])])
         assert many.status_code == 401, "a head has room for thousands, each of which is compared with all keys"
