@@ -87,7 +87,7 @@ def _relaxed(schema: Any, names: dict[str, None], *, closes: bool) -> Any:
     if isinstance(found.get("oneOf"), list) and isinstance(found.get("allOf", []), list):
         _any_of_one(found, names)
     properties, required = found.get("properties"), found.get("required") or []
-    if closes and isinstance(properties, Mapping) and isinstance(required, list):
+    if closes and properties and isinstance(properties, Mapping) and isinstance(required, list):
         named = [name for name in required if isinstance(name, str) and name in properties]
         if len(named) == len(required):
             found.setdefault("additionalProperties", False)

@@ -655,14 +655,17 @@ def _relaxed_tool(tool: Any, unenforced: dict[str, None], checks: dict[str, Mapp
         return tool
     parameters = function.get("parameters")
     if parameters in (None, {}):
-        parameters = {"type": "object", "properties": {}}
+        parameters = {"properties": {}}
     if not isinstance(parameters, Mapping):
         return tool
     found = relaxed(parameters)
+    schema = {key: value for key, value in found.schema.items() if (key, value) != ("required", [])}
+    if schema.keys() - {"type", "$schema"} == {"properties"} and not schema["properties"]:  # it takes no arguments
+        schema["additionalProperties"] = False
     if found.unenforced:
         unenforced |= dict.fromkeys(found.unenforced)
         checks[str(function.get("name"))] = parameters
-    return {**tool, "function": {**function, "parameters": found.schema}}
+    return {**tool, "function": {**function, "parameters": schema}}
 
 
 # ---- what is said about a request
