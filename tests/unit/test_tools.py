@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -245,6 +246,18 @@ def test_arguments_that_are_no_object_end_where_the_call_does(value: str, size: 
         for at in range(0, len(text), size):
             list(blocks.push(OutputDelta("r", 0, text=text[at : at + size])))
         assert [(block.name, block.text) for block in blocks.blocks] == [("now", value), NOW], form
+
+
+def test_what_stands_before_a_call_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may write it without end, and all streams would wait for the parser."""
+    parser = ToolCallParser(FORMS["hermes"])
+    read, skipped = list[int](), parser._skipped
+    found = SimpleNamespace(match=lambda text, at=0: (read.append(len(text) - at), skipped.match(text, at))[1])
+    monkeypatch.setattr(parser, "_skipped", found)
+    for text in ("<tool_call>", *(" ,\n<tool_call>" for _ in range(500))):
+        assert parser.push(text) == []
+    assert sum(read) < 20_000
+    assert parser.push('{"name": "now", "arguments": {}') == [ToolCallDelta(0, "now"), ToolCallDelta(0, None, "{}")]
 
 
 def test_arguments_stream_before_the_call_is_whole() -> None:

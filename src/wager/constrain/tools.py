@@ -298,6 +298,7 @@ class ToolCallParser:
         self._closing = [text for text in (self._end, _visible(form.closing, form).strip()) if text]
         self._held = ""
         self._pushed = 0  # characters
+        self._at = 0  # where a call may begin in what is held: what is before it is read once
         self._parts: list[TextDelta | ToolCallDelta] = []  # what a text adds
         self._last = False  # whether no text follows that one
         self._state = "content" if self._tag else "start"
@@ -346,11 +347,13 @@ class ToolCallParser:
         return True
 
     def _read_call(self) -> bool:
-        skipped = self._skipped.match(self._held)
-        rest = self._held[skipped.end() if skipped else 0 :].removeprefix("[" if not self._tag else "")
+        skipped = self._skipped.match(self._held, self._at)
+        at, self._at = skipped.end() if skipped else 0, 0
+        rest = self._held[at:].removeprefix("[" if not self._tag else "")
         head = self._head.match(rest)
         if head is None:
             if self._may_begin("".join(rest.split())):
+                self._at = at
                 return False
             self._add_beginning(len(self._held) - len(self._held.lstrip()) + 1)  # behind which the next tag is found
             self._state = "content"
