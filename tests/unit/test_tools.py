@@ -89,8 +89,8 @@ FORMS = {
     "hermes": ToolFormat.of("... <tool_call> ..."),
     "hermes-control": ToolFormat.of("<tool_call>", {v: k for k, v in _CONTROL.items()}.get),
     "mistral": ToolFormat.of("[TOOL_CALLS]"),
-    "mistral-control": ToolFormat.of("[TOOL_CALLS]", {v: k for k, v in _CONTROL.items()}.get, lambda text: True),
-    "granite": ToolFormat.of("<|tool_call|>", {"<|tool_call|>": CALLS}.get, lambda text: True),
+    "mistral-control": ToolFormat.of("[TOOL_CALLS]", {v: k for k, v in _CONTROL.items()}.get, lambda token_id: True),
+    "granite": ToolFormat.of("<|tool_call|>", {"<|tool_call|>": CALLS}.get, lambda token_id: True),
     "llama3": ToolFormat.of("Environment: ipython"),
 }
 CALL = ToolCall("weather", '{"city": "Sai\\"gon {", "days": 3}')

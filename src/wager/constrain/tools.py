@@ -48,14 +48,14 @@ class ToolFormat:
         cls,
         template: str | None,
         control_id: Callable[[str], int | None] = lambda text: None,
-        is_hidden: Callable[[str], bool] = lambda text: False,
+        is_special: Callable[[int], bool] = lambda token_id: False,
     ) -> ToolFormat:
         """The form that a chat template shows. `control_id` gives the id of a text that is a control token,
-        `is_hidden` tells whether decoded text leaves it out."""
+        `is_special` tells whether decoded text leaves it out."""
         found = next((make for mark, make in _BY_MARK if mark in (template or "")), _UNKNOWN)
         tags = _TAG.findall(found.begin + found.end + found.opening)
         ids = {tag: number for tag in tags if (number := control_id(tag)) is not None}
-        hidden = frozenset(tag for tag in ids if is_hidden(tag))
+        hidden = frozenset(tag for tag, number in ids.items() if is_special(number))
         return replace(found, ids=ids, hidden=hidden)
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -312,13 +312,21 @@ def read_parts(content: Any, place: str, param: str, *, kinds: Sequence[str] = (
     return joint.join(texts)
 
 
-def leave_out_tool(number: int, tool: Mapping[str, Any], left_out: list[str] | None, hint: str) -> None:
-    """A tool that only another server has is named in `left_out`, since a model that is not offered it can do without.
-    Without that list ApiError."""
-    what = f"tools.{number} of type {str(tool.get('type'))[:40]!r}"
-    if left_out is None:
-        raise field_error("tools", f"{what} is not possible.", hint)
-    left_out.append(what)
+def read_functions(
+    given: Sequence[Mapping[str, Any]], function: Callable[[Any], Any], left_out: list[str] | None
+) -> list[dict[str, Any]]:
+    """Tools as chats have them; `function` gives what is called, or None for a tool that only another server has. That
+    is named in `left_out`, since a model that is not offered it can do without; without that list ApiError."""
+    found = []
+    for number, tool in enumerate(given):
+        if (called := function(tool)) is not None:
+            found.append({"type": "function", "function": called})
+            continue
+        what = f"tools.{number} of type {str(tool.get('type'))[:40]!r}"
+        if left_out is None:
+            raise field_error("tools", f"{what} is not possible.", "Leave it out: only functions are called here.")
+        left_out.append(what)
+    return found
 
 
 class ChatMessage(Strict):

@@ -14,7 +14,7 @@ from wager.constrain.tools import ToolFormat
 from wager.errors import WagerError
 from wager.models.tokenizer import Tokenizer
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, named_event
-from wager.serve.bodies import ChatBody, Items, RequestFields, Strict, leave_out_tool, read_fields, read_parts
+from wager.serve.bodies import ChatBody, Items, RequestFields, Strict, read_fields, read_functions, read_parts
 from wager.serve.errors import field_error, messages_error
 from wager.types import Completion
 
@@ -79,7 +79,7 @@ def as_chat(body: TokenCountBody, left_out: list[str] | None) -> ChatBody:
         else:  # an answer that begins with nothing
             messages.pop()
     choice, parallel = _tool_choice(body.tool_choice)
-    tools = _tools(body.tools or (), left_out)
+    tools = read_functions(body.tools or (), _function, left_out)
     values |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
     if isinstance(body, MessagesBody):
         names = ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculation", "receipts")
@@ -122,19 +122,14 @@ _OF_TOOL = ("type", "input_schema", "cache_control")
 """Keys of a tool that are none of a function."""
 
 
-def _tools(given: Sequence[Mapping[str, Any]], left_out: list[str] | None) -> list[dict[str, Any]]:
-    """Functions as chats have them; tools that only Anthropic's server has are left out by name."""
-    found = []
-    for number, tool in enumerate(given):
-        if tool.get("type", "custom") in ("custom", None):
-            named = {key: tool[key] for key in tool if key not in _OF_TOOL and tool[key] is not None}
-            found.append({"type": "function", "function": {**named, "parameters": tool.get("input_schema") or {}}})
-        elif tool.get("type") == "function":
-            hint = 'Here a tool is {"name": ..., "description": ..., "input_schema": ...}.'
-            raise field_error("tools", f"tools.{number} has the form of OpenAI's API.", hint)
-        else:
-            leave_out_tool(number, tool, left_out, "Leave it out: tools with an input_schema are called here.")
-    return found
+def _function(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    if tool.get("type") == "function":
+        hint = 'Here a tool is {"name": ..., "description": ..., "input_schema": ...}.'
+        raise field_error("tools", "A tool has the form of OpenAI's API.", hint)
+    if tool.get("type", "custom") not in ("custom", None):
+        return None
+    named = {key: tool[key] for key in tool if key not in _OF_TOOL and tool[key] is not None}
+    return {**named, "parameters": tool.get("input_schema") or {}}
 
 
 def _tool_choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:

@@ -626,12 +626,7 @@ class ChatTools:
 
 def call_format(tokenizer: Tokenizer) -> ToolFormat:
     """How the model writes calls."""
-
-    def is_hidden(text: str) -> bool:
-        control = tokenizer.control_id(text)
-        return control is not None and tokenizer.is_special(control)
-
-    return ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, is_hidden)
+    return ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, tokenizer.is_special)
 
 
 def _given_tools(body: ChatBody) -> tuple[Sequence[Any], str | Mapping[str, Any] | None]:

@@ -27,8 +27,8 @@ from wager.serve.bodies import (
     RequestFields,
     StreamOptions,
     Strict,
-    leave_out_tool,
     read_fields,
+    read_functions,
     read_parts,
 )
 from wager.serve.errors import ApiError, error_message, field_error
@@ -126,15 +126,8 @@ def _text(content: Any, place: str) -> str:
     return "" if content is None else read_parts(content, place, "input", kinds=_TEXT_PARTS, joint="")
 
 
-def read_tools(given: Sequence[Mapping[str, Any]], left_out: list[str] | None) -> list[dict[str, Any]]:
-    """Functions as chats have them; tools that only OpenAI's server has are left out by name."""
-    found = []
-    for number, tool in enumerate(given):
-        if tool.get("type") == "function":
-            found.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
-        else:
-            leave_out_tool(number, tool, left_out, "Leave it out: only functions are called here.")
-    return found
+def _function(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {key: tool[key] for key in tool if key != "type"} if tool.get("type") == "function" else None
 
 
 def as_chat(
@@ -151,7 +144,7 @@ def as_chat(
     values: dict[str, Any] = {
         "messages": [*system, *turns],
         "max_tokens": body.max_output_tokens,
-        "tools": read_tools(body.tools or (), left_out),
+        "tools": read_functions(body.tools or (), _function, left_out),
         "tool_choice": _tool_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "logprobs": body.wants_logprobs or None,
