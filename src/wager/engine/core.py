@@ -197,14 +197,14 @@ class Engine:
     @property
     def open_requests(self) -> list[str]:
         """Ids of the requests that wait or run. One whose last choice has ended may be used again."""
-        return list(dict.fromkeys([sequence.request_id for sequence in self.scheduler.sequences.values()]))
+        return list(self.scheduler.requests)
 
     def add(self, request: Request) -> None:
         """Accept a request, or refuse it with a typed error; an accepted one always ends with a last output."""
         self._guard.call("add", self._add, request)
 
     def _add(self, request: Request) -> None:
-        if request.id in self.open_requests:
+        if request.id in self.scheduler.requests:
             raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
         drafters, drafter = self.proposer.drafters, self.proposer.name
         check_request(request, vocab=self.runner.target.vocab, has_tokenizer=self._decoder is not None)
@@ -289,7 +289,7 @@ class Engine:
         collector, added = OutputCollector(), set[str]()
         try:
             while waiting or self.busy:
-                while waiting and (concurrency is None or len(self.open_requests) < concurrency):
+                while waiting and (concurrency is None or len(self.scheduler.requests) < concurrency):
                     collector.expect(waiting[0])
                     self.add(waiting[0])
                     added.add(waiting.popleft().id)

@@ -10,7 +10,7 @@ sequences and how many rows prompts get are in a native StepState (csrc/step_sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -59,6 +59,7 @@ class Scheduler:
         self.last_step: StepRecord | tuple[()] = ()
         """What the last step took, observed when the next one is scheduled."""
         self._sequences: dict[str, EngineSequence] = {}
+        self._requests: dict[str, dict[int, EngineSequence]] = {}  # the same by request id and choice
         self._state = StepState(
             pool=cache.pool,
             max_rows=max_rows,
@@ -91,6 +92,11 @@ class Scheduler:
         return self._sequences
 
     @property
+    def requests(self) -> Collection[str]:
+        """Ids of the requests that have a sequence which waits or runs."""
+        return self._requests.keys()
+
+    @property
     def num_running(self) -> int:
         return self._state.num_running
 
@@ -107,12 +113,14 @@ class Scheduler:
     def add(self, sequence: EngineSequence) -> None:
         """Queue a sequence; RequestError if it could never fit, even alone."""
         check_length(sequence.request, max_context=self.max_context, num_blocks=self.block_pool.num_blocks)
-        self._sequences[sequence.id] = sequence
+        choices = self._requests.get(sequence.request_id) or {}
+        self._sequences[sequence.id] = choices[sequence.choice] = sequence  # nothing is called: no signal comes between
+        self._requests[sequence.request_id] = choices
         self._state.add(sequence.state)
 
     def abort(self, request_id: str) -> list[OutputDelta]:
         """End all choices of a request; their last outputs."""
-        choices = [sequence for sequence in self._sequences.values() if sequence.request_id == request_id]
+        choices = [*self._requests.get(request_id, {}).values()]
         return [self._end(sequence, "abort", OutputDelta(sequence.request_id, sequence.choice)) for sequence in choices]
 
     def preempt_all(self) -> None:
@@ -156,7 +164,10 @@ class Scheduler:
 
     def _end(self, sequence: EngineSequence, finish_reason: FinishReason, delta: OutputDelta) -> OutputDelta:
         """Remove a sequence and free its blocks; its last output."""
+        choices = self._requests[sequence.request_id]
+        del self._sequences[sequence.id], choices[sequence.choice]  # no signal comes between, as in `add`
+        if not choices:
+            del self._requests[sequence.request_id]
         self._state.remove(sequence.state)
-        del self._sequences[sequence.id]
         stopped_by = sequence.text.stopped_by if sequence.text else ""
         return replace(delta, finish_reason=finish_reason, stats=sequence.stats(), stop_string=stopped_by)
