@@ -291,7 +291,7 @@ def read_rows(path: Path, what: str, hint: str, text: str | None = None) -> Iter
 def _cell(name: str, value: str) -> Any:
     """A value of a CSV file: None where it is empty, and numbers of the fields of a request as such."""
     if value and name != "stop" and name in (*SAMPLING_FIELDS, *_RENAMED):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             return json.loads(value)
     return value or None
 

@@ -108,6 +108,7 @@ def test_tables_are_read_as_programs_write_them_and_no_value_is_lost(tmp_path: P
         (("prompt,category", 'x,"a', 'b"', "y"), "line 4 has 1 values for 2 columns"),
         (("prompt,Prompt", "x,y"), "line 1 has 'prompt' twice"),
         (("prompt,max_tokens", "x,many"), "line 2: max_tokens = 'many'"),
+        (("prompt,max_tokens", f"x,{'[' * 99_999}"), r"line 2: max_tokens = '\[\["),
     ):
         with pytest.raises(UsageError, match=complaint):
             read_prompts(write(tmp_path, *rows))
