@@ -318,8 +318,10 @@ def _model_at(path: Path) -> Path:
     """The model at an existing path: a GGUF file, a directory with config.json, or one with a single GGUF file, whole
     or in parts. A config.json beside GGUF files counts where there are safetensors, too."""
     if path.is_file():
+        if path.suffix == ".gguf":
+            return path
         with path.open("rb") as file:
-            if path.suffix == ".gguf" or file.read(4) == b"GGUF":  # Ollama's have no suffix
+            if file.read(4) == b"GGUF":  # Ollama's have no suffix
                 return path
         hint = "Give a directory or a .gguf file."
         raise ModelError(f"{path} is not a model: it is a file, but not a GGUF file.", hint)
