@@ -106,6 +106,12 @@ def test_misuse_is_named_and_exits_with_2(wager: Call, tmp_path: Path, monkeypat
     assert (tmp_path / "README").read_text() == '{"type": 1, "type": 2}'
 
 
+def test_a_result_may_have_the_name_of_a_drafter(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call = ["run", "hi", *FLAGS, "--max-tokens", "1", "--drafter", "none", "--json", "none"]
+    assert [wager(*call).code for _ in range(2)] == [0, 0]
+
+
 def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:
     unknown = ("error: Model 'smollm2-135m' is not known.", "hint: Did you mean 'smollm2:135m'?")
     for verb in (["run", "hi"], ["calibrate"]):

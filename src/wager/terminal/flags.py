@@ -242,6 +242,9 @@ def _verbosity_flags() -> list[click.Parameter]:
 _TEXTS = ("prompt", "stop", "system")
 """Options whose text may be any."""
 
+_NO_FILES = (*_TEXTS, "drafter", "policy", "policies", "objective", "tenant", "user")
+"""Options whose text never names a file, though there may be one of that name."""
+
 
 def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> None:
     for kind, (noun, pattern) in _NUMBERS.items():
@@ -257,7 +260,7 @@ def _check_files(ctx: click.Context) -> None:
     for param in sorted(ctx.command.params, key=lambda param: isinstance(param.type, OutputPath)):
         written, value = isinstance(param.type, OutputPath), ctx.params.get(param.name or "")
         for each in value if isinstance(value, tuple) else (value,):
-            if not isinstance(each, str | Path) or param.name in _TEXTS:
+            if not isinstance(each, str | Path) or param.name in _NO_FILES:
                 continue
             for path in each.split(",") if isinstance(each, str) else (str(each),):
                 if not os.path.isfile(path) and (os.path.exists(path) or not written):
