@@ -240,7 +240,6 @@ def no_name_has_a_forbidden_word() -> None:
     assert [name for name in names if words(name) & FORBIDDEN_WORDS] == []
 
 
-@pytest.mark.slow
 def test_the_rules_of_the_source() -> None:
     """One test, so that one process reads all of it."""
     a_package_imports_what_stands_below_it()

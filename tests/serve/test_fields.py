@@ -265,7 +265,6 @@ def test_an_answer_is_checked_against_the_whole_schema_at_its_end(server: Runnin
         assert violations(schema, text)[0].startswith("The answer could not be checked")
 
 
-@pytest.mark.slow
 def test_a_schema_and_tools_together(server: Running) -> None:
     wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"z": {"const": 1}}}}}
     body = {

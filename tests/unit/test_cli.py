@@ -603,7 +603,6 @@ def test_a_part_for_images_that_is_left_out_is_told_of(
     assert told not in wager("doctor", str(path)).out
 
 
-@pytest.mark.slow
 def test_doctor_says_that_a_machine_is_busy(wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from wager.bench.machine import machine_load
     from wager.cli import doctor

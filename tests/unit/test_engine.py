@@ -275,8 +275,7 @@ def test_last_outputs_of_an_aborted_request_come_though_a_policy_raises() -> Non
     assert not engine.busy
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["end", "learn", "leave_out"])
+@pytest.mark.parametrize("where", ["learn", "end", "leave_out"])
 def test_a_policy_that_raises_where_texts_end_leaves_no_request_behind(where: str) -> None:
     told: list[str] = []
 

@@ -136,7 +136,6 @@ def test_no_drafter_that_reads_rows_is_on_another_thread() -> None:
         assert not parse_drafters(text)[0].can_draft_ahead
 
 
-@pytest.mark.slow
 def test_a_drafter_on_another_thread_is_told_to_forget() -> None:
     """With the drafter of its model, in the order of the other calls."""
     watched = Watched()
@@ -151,9 +150,8 @@ def test_a_drafter_on_another_thread_is_told_to_forget() -> None:
     assert watched.asked and not watched.known
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("call", ["begin", "accept", "end", "read_rows", "forget", "propose"])
-@pytest.mark.parametrize("name", ["model+", "ngram//"])
+@pytest.mark.parametrize("name", ["ngram//", "model+"])
 def test_one_that_raises_is_left_out(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From any call, which is made ever more rarely; the others go on, and the text stays."""
     watched = Watched()
