@@ -57,6 +57,7 @@ acceptance --metrics README -o README | Invalid value for '-o' / '--output': 'RE
 plan --hardware h100 --acceptance 0.5,README --json ./README | is that of '--acceptance', too
 plan --hardware h100 --batch 1 --batch 8 | --batch is given 2 times
 acceptance --metrics README --metrics README | --metrics is given 2 times
+run hi --json a --json b | --json is given 2 times
 bench README --json README | Invalid value for '--json': 'README' is that of '[FILE]', too
 bench --url http://a..b | 'http://a..b' is not the URL of a server
 run hi --drafter none --depth 4 | --depth 4 has no effect

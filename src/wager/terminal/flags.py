@@ -154,8 +154,9 @@ class Verb(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         written, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for param in self.params:
-            kind, several, _ = (param.metavar or "FILE" * isinstance(param.type, InputPath)).partition(",...")
-            if order.count(param) > 1 and not param.multiple and (several or "FILE" in kind):
+            kind, several, _ = (param.metavar or "").partition(",...")
+            file = "FILE" in kind or isinstance(param.type, InputPath | OutputPath)
+            if order.count(param) > 1 and not param.multiple and (several or file):
                 hint = "Separate several values by commas." if several else "Give one."
                 raise UsageError(f"{max(param.opts, key=len)} is given {order.count(param)} times.", hint)
             values = written.get(param.name or "")
