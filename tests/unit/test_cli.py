@@ -157,14 +157,14 @@ def test_show_colours_guessed_tokens(wager: Call, monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_error_in_a_terminal_has_a_colour_unless_none_is_wanted() -> None:
-    ours, theirs = pty.openpty()
     for no_color in ("", "1"):
+        ours, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color}
         subprocess.run([sys.executable, "-m", "wager.cli", "rm", "no/such"], stderr=theirs, env=environment)
         said = os.read(ours, 4096)
         assert b"error: " in said and (b"\x1b" in said) == (not no_color)
-    os.close(ours)
-    os.close(theirs)
+        os.close(ours)
+        os.close(theirs)
 
 
 @pytest.mark.parametrize(
