@@ -172,7 +172,6 @@ def test_the_step_that_ran_is_described() -> None:
             assert not plan
 
 
-@pytest.mark.slow
 def test_an_slo_that_cannot_be_met_is_said(usual: Watched) -> None:
     hopeless = watch(CURVE, steps=400, objective=Objective("slo", 1e-4))
     slowest = found(

@@ -136,7 +136,6 @@ def test_ties_go_to_the_lowest(kernels, oracle, shape):
         assert mixture.routing.ids[:2].tolist() == [list(range(spec.active))] * 2
 
 
-@pytest.mark.slow
 def test_a_row_that_is_not_finite_does_not_change_the_others(kernels):
     for spec in SHAPES.values():
         mixture, x = Mixture(kernels, spec), rows(9)

@@ -22,7 +22,6 @@ def verified(receipts: list[Receipt]) -> None:
     assert [verifier.verify(receipt).problems for receipt in receipts] == [()] * len(receipts)
 
 
-@pytest.mark.slow
 def test_every_choice_of_an_answer_has_a_receipt(server: Running, tmp_path: Path) -> None:
     found: list[Receipt] = []
     for body in (
@@ -65,7 +64,6 @@ MESSAGE: Any = {"messages": MESSAGES, "max_tokens": 16, "temperature": 0.8, "sto
 TOOL: Any = {"type": "function", "name": "a", "parameters": SCHEMA}
 
 
-@pytest.mark.slow
 def test_responses_and_messages_have_receipts_too(server: Running, tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
 

@@ -296,7 +296,6 @@ def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
     assert not inner._states
 
 
-@pytest.mark.slow
 def test_nothing_is_kept_for_a_thread_that_an_error_ended() -> None:
     class Refusing(DraftModel):
         def begin(self, *args: Any, **more: Any) -> None:

@@ -177,7 +177,6 @@ def test_only_the_sequence_it_failed_for_is_left_out() -> None:
     assert [each.stats.rounds for each in answers] == [8, 8, 36, 8] and not engine.proposer.failed
 
 
-@pytest.mark.slow
 def test_the_one_to_blame_among_several_is_found() -> None:
     asked = requests(4, tokens=120)
     drafter = FaultyDrafter(oracle(), lambda kind, seq_ids: kind == "propose" and "r1" in seq_ids)
@@ -314,7 +313,6 @@ def test_one_beside_another_is_asked_again(kind: str) -> None:
     assert all(each.stats.rounds < 15 for each in answers[-4:]), "its guesses are right"
 
 
-@pytest.mark.slow
 def test_one_that_works_for_another_is_asked_again() -> None:
     part = FaultyDrafter(oracle(), fails_at("propose", 4))
     drafter = DraftModel(ToyTarget(LAW, num_blocks=200, max_rows=64), inner=InnerDrafter(part, vocab=LAW.vocab))

@@ -293,7 +293,6 @@ def test_blocks_on_the_native_kernels_are_those_of_the_reference(variant: str, d
     assert_close(found[0], found[half], rtol=0.05, atol=0.25 if dtype == "bf16" else 0.5)
 
 
-@pytest.mark.slow
 def test_logits_that_are_no_numbers_end_the_draft(tmp_path: Path) -> None:
     """In all kinds of heads, whose texts are those of plain decoding."""
     kernels = native()

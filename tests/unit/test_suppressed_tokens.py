@@ -70,7 +70,6 @@ def test_logits_of_the_others_stay(tmp_path: Path) -> None:
     assert np.array_equal(output.model_logits(slice(None)), plain) and np.array_equal(output.model_logits(1), plain[1])
 
 
-@pytest.mark.slow
 def test_log_probabilities_are_the_models_own(tmp_path: Path) -> None:
     """Of a text that has such tokens too, as prompts may: with the bits of a model that has none, and transformers'."""
     text = [5, 3, 11, 7, 2, 9]
