@@ -165,7 +165,7 @@ def check(path: str, response: httpx2.Response) -> None:
     elif kind == "text/event-stream":
         assert expected.events is not None
         if expected.named_events:
-            *named, rest = response.text.split("\n\n")
+            *named, rest = [each for each in response.text.split("\n\n") if not each.startswith(":")]
             assert named and not rest
             for event in named:
                 kind, data = event.split("\n")
@@ -173,7 +173,7 @@ def check(path: str, response: httpx2.Response) -> None:
                 expected.events.model_validate(value)
                 assert kind == f"event: {value['type']}"
             return
-        *events, last, rest = response.text.split("\n\n")
+        *events, last, rest = [each for each in response.text.split("\n\n") if not each.startswith(":")]
         assert (last, rest) == ("data: [DONE]", "") and events
         for event in events:
             value = json.loads(event.removeprefix("data: "))

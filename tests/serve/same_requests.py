@@ -293,7 +293,7 @@ class ServedProcess:
         assert response.status_code == 200, f"{case.name}, {variant}: {response.text}"
         if not variant.stream:
             return read_whole(case, response.json())
-        lines = [line for line in response.text.split("\n") if line]  # text may hold other ends of lines
+        lines = [line for line in response.text.split("\n") if line.startswith("data: ")]  # text may hold other ends
         assert lines[-1] == "data: [DONE]", lines[-1]
         return read_events(case, [json.loads(line.removeprefix("data: ")) for line in lines[:-1]])
 

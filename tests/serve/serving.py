@@ -61,6 +61,8 @@ def events_of(text: str) -> list[dict[str, Any]]:
     """The events of a stream that names them."""
     found = []
     for event in text.removesuffix("\n\n").split("\n\n"):
+        if event.startswith(":"):  # it waited
+            continue
         kind, data = event.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert kind == f"event: {found[-1]['type']}"
