@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.constrain.schemas import ONE_LINE
 from wager.errors import GrammarError, RequestError, UsageError
 from wager.types import NO_TENANT, Grammar, Request
 
@@ -211,8 +212,7 @@ class _WrappedTokenizer:
 def _source(grammar: Grammar, matcher: Any) -> str:
     """The grammar as llguidance takes it."""
     if grammar.kind == "json_schema":
-        one_line = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        return matcher.grammar_from_json_schema(grammar.text, None if grammar.any_whitespace else one_line)  # type: ignore[no-any-return]
+        return matcher.grammar_from_json_schema(grammar.text, None if grammar.any_whitespace else ONE_LINE)  # type: ignore[no-any-return]
     if grammar.kind == "regex":
         return matcher.grammar_from_regex(grammar.text)  # type: ignore[no-any-return]
     if grammar.kind == "choice":

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""llguidance's options for JSON on one line, with a space after every comma and colon."""
+
 _LEFT_OUT = {"not", "uniqueItems", "if", "then", "else", "propertyNames", "contains", "minContains", "maxContains"}
 _LEFT_OUT |= {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"}
 """Keywords that a grammar cannot enforce. A schema without them allows more."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wager.constrain.schemas import ONE_LINE
 from wager.errors import UsageError
 from wager.types import Grammar
 
@@ -23,7 +24,6 @@ _TOOL_KEYS = ("type", "function")
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")  # schemas are enforced, whatever strict says
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI's have 64 at most, Anthropic's 128
 _TAG = re.compile(r"</?\w+>|<\|\w+\|>|\[[A-Z_]+\]")
-_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def tool_grammar(
         )
     rules = [f"tool_{number}: %json {_call_schema(tool, form)}" for number, tool in enumerate(found)]
     if tool_choice == "auto" and schema is not None:
-        answer = json.dumps({**json.loads(schema), "x-guidance": _ONE_LINE}, ensure_ascii=False)
+        answer = json.dumps({**json.loads(schema), "x-guidance": ONE_LINE}, ensure_ascii=False)
         lines = ["start: calls | answer", f"answer: %json {answer}"]
     else:
         lines = _free_start(form, parallel=parallel) if tool_choice == "auto" else ["start: calls"]
@@ -196,7 +196,7 @@ def _call_schema(tool: Tool, form: ToolFormat) -> str:
         "properties": {"name": {"const": tool.name}, form.arguments: {**arguments, "type": "object"}},
         "required": ["name", form.arguments],
         "additionalProperties": False,
-        "x-guidance": _ONE_LINE,
+        "x-guidance": ONE_LINE,
     }
     return json.dumps(schema, ensure_ascii=False)
 

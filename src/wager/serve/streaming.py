@@ -103,9 +103,7 @@ _TEXT = "\u2402"  # stands where the text goes; no object has it elsewhere
 
 
 class AnswerWriter(Protocol):
-    """Writes the events of one answer, in order. `usage` and `details` make objects of the completed choices; `guesses`
-    describes what was guessed in each delta. None: not wanted. With `prompt_tokens` every chunk has the usage so far.
-    `padded`: chunks with deltas are `obfuscated`."""
+    """Writes the events of one answer; `end` comes behind the last one. `failed` is the event of an error."""
 
     end: bytes
 
