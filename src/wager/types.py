@@ -769,6 +769,9 @@ POLICY_STAGE = "policy"
 FORWARD_STAGE = "forward"
 """The stages of StepRecord.seconds that are the drafters', the policy's and the target's."""
 
+REQUESTED_STAGE = "requested drafts"
+"""The drafters' in place of DRAFT_STAGE, as a policy sees it, where they also drafted what it did not plan."""
+
 
 class StepRecord(NamedTuple):
     """What a step did and what it took.

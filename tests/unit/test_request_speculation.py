@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from wager.draft.ngram import NgramDrafter
-from wager.economics.policy.base import WrappedPolicy
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities, WrappedPolicy
 from wager.economics.policy.heuristics import FixedDepth
+from wager.economics.surface import DraftCurve, LatencySurface
 from wager.errors import RequestError
 from wager.kernels.base import TargetOutput
 from wager.testing import AdversaryDrafter, FakeClock, OracleDrafter, ToyDistribution, ToyOracle
@@ -17,6 +19,7 @@ from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import (
     Draft,
+    DraftRequest,
     PackedBatch,
     Plan,
     Request,
@@ -164,3 +167,42 @@ def test_guesses_that_the_policy_does_not_decide_about_leave_a_neighbours_tokens
     engine.step()
     engine.step()
     assert records[-1].drafted > 80
+
+
+class TimedDrafter(OracleDrafter):
+    """Takes 20 ms a call."""
+
+    name = "slow"
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(ToyOracle(LAW))
+        self._clock = clock
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self._clock.advance(20e-3 if requests else 0.0)
+        return super().propose(requests)
+
+
+@pytest.mark.parametrize("tokens", [14, 80])
+def test_what_requests_have_drafted_is_no_price_of_what_the_policy_plans(tokens: int) -> None:
+    """A request that names a slow drafter had the policy believe that the quick one takes as long, so that nobody else
+    got guesses, until long after it had ended."""
+    clock = FakeClock()
+    prices = LatencySurface([1, 64], [1e-3, 2e-3], drafters={"slow": DraftCurve([1, 8], [2e-2] * 2, [0.0] * 2)})
+    policy = Adaptive(prices, drafters={name: DrafterCapabilities(4) for name in ("oracle", "slow")})
+    engine = toy_engine(
+        LAW, drafter=OracleDrafter(ToyOracle(LAW)), others=[TimedDrafter(clock)], policy=policy, trace=Trace(clock)
+    )
+    forward = engine.runner.target.forward
+
+    def timed_forward(batch: PackedBatch) -> TargetOutput:
+        clock.advance(1e-3 + (batch.rows - 1) * 1e-3 / 63)
+        return forward(batch)
+
+    engine.runner.target.forward = timed_forward  # type: ignore[method-assign]
+    params = SamplingParams(max_tokens=300, ignore_eos=True)
+    chosen = replace(params, max_tokens=tokens)
+    speculation = RequestSpeculation("slow", 3)
+    first, _ = engine.generate([Request("r", (1, 2), params), Request("s", (1, 3), chosen, speculation=speculation)])
+    assert prices.draft_seconds("oracle", 1, 4) == 0
+    assert first.stats.rounds < 100, "a plain step for each token would be 300"

@@ -21,7 +21,7 @@ from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import SMOOTHING
 from wager.errors import MALFORMED, UsageError
 from wager.kernels import _native
-from wager.types import DRAFT_STAGE, POLICY_STAGE, StepRecord
+from wager.types import DRAFT_STAGE, POLICY_STAGE, REQUESTED_STAGE, StepRecord
 
 _SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.5, 0.15, 0.01
 """Standard deviations of the errors of prices after a full calibration: of all of it, of what rows cost beyond the
@@ -31,7 +31,7 @@ count). The fit itself is nearer (5 %); these allow for what other programs do t
 MAX_UNCERTAINTY = 5.0
 """Uncertainty of prices that were hardly measured: standard deviations of 1.5 and 2.5 in the logarithm, anything."""
 
-_NOT_OF_ROWS = (DRAFT_STAGE, POLICY_STAGE)
+_NOT_OF_ROWS = (DRAFT_STAGE, POLICY_STAGE, REQUESTED_STAGE)
 """Stages that a step's rows have no part in; now and then the policy plans, which would pass for dear rows."""
 
 _RELATED_DOUBLINGS = 3.0

@@ -29,7 +29,9 @@ from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, RequestError
 from wager.tenants import HasTenant
 from wager.types import (
+    DRAFT_STAGE,
     NO_TENANT,
+    REQUESTED_STAGE,
     Draft,
     DraftDecision,
     GrammarState,
@@ -60,7 +62,7 @@ class RequestPolicy(WrappedPolicy):
         *,
         most_rows: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._requests = _RequestDecisions(policy, sequences, most_rows)
+        self._requests = _RequestDecisions(policy, sequences, most_rows, done=self.bind)
         self._left_out: frozenset[str] = frozenset()
         super().__init__(policy)
 
@@ -68,7 +70,7 @@ class RequestPolicy(WrappedPolicy):
     def deciding(self) -> Policy:
         """`policy` where no request has a say."""
         requests = self._requests
-        return requests if requests.decisions or requests.constrained else self.policy
+        return requests if requests.decisions or requests.constrained or requests.drafts else self.policy
 
     def bind(self) -> None:
         self._requests.policy = self.policy
@@ -122,7 +124,7 @@ class RequestPolicy(WrappedPolicy):
         if self._left_out:
             lines.append(f"Failed, and not asked until a pause is over: {', '.join(sorted(self._left_out))}.")
         if count:
-            lines.append(f"Of {count} sequences the requests say how they speculate.")
+            lines.append(f"Sequences that draft as their requests say: {count}.")
         return "\n".join(lines)
 
 
@@ -131,11 +133,18 @@ class _RequestDecisions(Policy):
     grammar) runs."""
 
     def __init__(
-        self, policy: Policy, sequences: Mapping[str, EngineSequence], most_rows: Callable[[], int | None]
+        self,
+        policy: Policy,
+        sequences: Mapping[str, EngineSequence],
+        most_rows: Callable[[], int | None],
+        *,
+        done: Callable[[], object],
     ) -> None:
         self.decisions: dict[str, DraftDecision] = {}
         self.constrained: set[str] = set()
-        self._sequences, self._most_rows = sequences, most_rows
+        self.drafts = False
+        """Whether the step that is taken has drafts that requests asked for."""
+        self._sequences, self._most_rows, self._done = sequences, most_rows, done
         self._room = 0  # rows of the step for guesses that the policy does not decide about
         self._admitted: dict[str, list[int]] = {}
         """By sequence with a grammar, of each verified node the one that the policy had admitted, -1: none."""
@@ -143,13 +152,20 @@ class _RequestDecisions(Policy):
         self.policy = policy
 
     def observe(self, record: StepRecord) -> None:
+        """What requests asked for took a part of the drafters' seconds, so these are no price of what was planned."""
+        if self.drafts:
+            seconds = {**record.seconds, DRAFT_STAGE: 0.0, REQUESTED_STAGE: record.seconds.get(DRAFT_STAGE, 0.0)}
+            record = record._replace(seconds=seconds)
+            self.drafts = False
+            if not self.decisions:  # the last of them ended in this step
+                self._done()
         self.policy.observe(record)
 
     def explain(self) -> str:
         return self.policy.explain()
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        self._spans, self._room = spans, self._room_for_guesses(spans, budget)
+        self._spans, self._room, self.drafts = spans, self._room_for_guesses(spans, budget), False
         if not self.decisions:
             return self.policy.plan(spans, budget)
         depths: dict[str, int] = {}
@@ -168,6 +184,7 @@ class _RequestDecisions(Policy):
             for seq_id, depth in depths.items()
             if longest
         }
+        self.drafts = bool(chosen)
         rows = sum([decision.depth for decision in chosen.values()])
         return {**self.policy.plan(seen, budget - rows), **chosen}
 
