@@ -147,7 +147,7 @@ class AdaptiveDepth(_SCHEDULER):  # type: ignore[misc]
         self._steps: deque[ScheduledStep] = deque()
         self._plans: dict[str, PlannedStep] = {}  # by request, the step that verifies its next draft tokens
         self._latest: ScheduledStep | None = None  # the last one that was taken
-        self._batch = 0  # requests of the last one that was planned
+        self._batch = 0  # requests of a step, when prices were last asked for
         self._ended = 0.0  # when the last one was taken
         self._busy = False  # whether requests were left then
         self.agreed: int | None = None
@@ -226,7 +226,7 @@ class AdaptiveDepth(_SCHEDULER):  # type: ignore[misc]
             if span.seq_id not in decisions:
                 decisions.begin(span.seq_id, tenant=requests[span.seq_id].cache_salt or NO_TENANT)
         self._seconds.batch = len(counts)
-        if self._batch != len(counts):
+        if 8 * abs(len(counts) - self._batch) > self._batch:  # drafting for a few more or fewer takes about as long
             self._batch = len(counts)
             decisions.forget_prices()
         plan = decisions.plan(spans)
