@@ -61,6 +61,7 @@ def test_a_file_with_rounds_gives_their_tokens_and_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "depths",
     [
+        [{"tau": 1.5, "lengths": [0.6, 0.4]}, {"tau": 1.7, "lengths": [0, 0, 1]}],
         [],
         GOOD[:1],
         [GOOD[1], GOOD[0]],

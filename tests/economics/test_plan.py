@@ -36,8 +36,7 @@ BOX = {"name": "box", "peaks": {"bf16": 1e14}, "bandwidth": 1e12, "memory": 2e10
 FILES: dict[str, Any] = {
     "config.json": CONFIG,
     "box.json": BOX,
-    "slow.json": {**BOX, "bandwidth": 1e-300},
-    "ridge.json": {**BOX, "bandwidth": 1e-3, "peaks": {"bf16": 1e307}},
+    "datasheet.json": {**BOX, "bandwidth": 3350},
     "smeared.json": {**BOX, "overlap": 0.0001},
     "half.json": {**BOX, "node": 0.5},
     "trees.json": {
@@ -179,8 +178,7 @@ WRONG = [
     ("--hardware @config.json", 2, "no 'hidden_size'"),
     ("--hardware @smeared.json", 2, "overlap = 0.0001 is below 1"),
     ("--hardware @half.json", 2, "node = 0.5 is not a whole number"),
-    ("--hardware @slow.json", 2, "times of SmolLM2-135M on box are not finite"),
-    ("--hardware @ridge.json --json -", 2, "hardware.ridge.bf16"),
+    ("--hardware @datasheet.json", 2, "bandwidth = 3350 is out of range: it is in bytes/s"),
     (f"{BARE} --batch ²", 2, "batch = '²'"),
     (f"{BARE} --batch {'9' * 400}", 2, "batch = '9999"),
     (f"{BARE} --batch 99999999", 2, "batch = 99999999"),

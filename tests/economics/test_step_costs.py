@@ -247,6 +247,10 @@ def test_a_machine_of_ones_own() -> None:
         ({"name": "x", "peaks": {}, "bandwidth": 1e9}, "lacks 'peaks'"),
         ({"name": "x", "peaks": {"bf16": -1}, "bandwidth": 1e9}, "peaks.bf16 = -1"),
         ({"name": "x", "peaks": {"bf16": 1e12}, "bandwidth": 1e9, "bandwith": 1}, "no 'bandwith'"),
+        ({"name": "x", "peaks": {"bf16": 1e12, "FP8": 2e12}, "bandwidth": 1e9}, "No step computes in 'FP8'"),
+        ({"name": "x", "peaks": {"bf16": 989}, "bandwidth": 1e9}, "peaks.bf16 = 989 is out of range: .* FLOP/s"),
+        ({"name": "x", "peaks": {"bf16": 1e12}, "bandwidth": 1e9, "memory": 80}, "memory = 80 .* bytes"),
+        ({"name": "x", "peaks": {"bf16": 1e12}, "bandwidth": 1e9, "intra": 450}, "intra = 450 .* bytes/s"),
     ):
         with pytest.raises(UsageError, match=message):
             Device.from_dict(values)

@@ -193,7 +193,7 @@ def _measured_rounds(depths: Any, path: Path, *, deepest: int) -> tuple[Measured
                 raise ValueError(f"depth {value['depth']!r} in the place of {depth}")
             if len(shares) != depth + 1 or not min(shares) >= 0 or not abs(sum(shares) - 1) < 1e-6:
                 raise ValueError(f"lengths at depth {depth}")
-            if not 1 <= rounds[-1].tokens <= depth + 1:
+            if not 1 <= rounds[-1].tokens <= 1 + rounds[-1].drafted + 1e-6:
                 raise ValueError(f"tau at depth {depth}")
         if len(rounds) != deepest:
             raise ValueError(f"{len(rounds)} depths, and survival of {deepest}")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wager.errors import UsageError
+from wager.inputs import shown
 
 _INSTEAD = {
     "fp4": ("bf16", "fp16", "fp32"),
@@ -23,6 +24,9 @@ _INSTEAD = {
 }
 """The arithmetic used instead on a device that lacks one. 4-bit weights without fp4 units are multiplied as 16 bits;
 devices with both kinds of 16 bits multiply them at one rate, so that only one of them is listed."""
+_ARITHMETIC = {*_INSTEAD, "fp32"}
+_LEAST, _MOST = 1e6, 1e20
+"""FLOP/s, bytes/s or bytes of a device; less is a figure in TFLOP/s, GB/s or GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,12 @@ class Device:
                 f"The device lacks {(missing or ['peaks'])[0]!r}.",
                 'Give "name", "peaks": {"bf16": FLOP/s} and "bandwidth": bytes/s.',
             )
+        odd = next((kind for kind in values["peaks"] if kind not in _ARITHMETIC), None)
+        if odd is not None:
+            raise UsageError(
+                f"No step computes in {shown(odd)}, which the device has a peak for.",
+                f"Known are: {', '.join(sorted(_ARITHMETIC))}.",
+            )
         overlap = values.get("overlap")
         if overlap is not None and _positive("overlap", overlap) < 1:
             raise UsageError(
@@ -89,12 +99,13 @@ class Device:
             )
         return cls(
             name=str(values["name"]),
-            peaks={str(kind): _positive(f"peaks.{kind}", peak) for kind, peak in values["peaks"].items()},
-            bandwidth=_positive("bandwidth", values["bandwidth"]),
+            peaks={kind: _sized(f"peaks.{kind}", peak, "FLOP/s") for kind, peak in values["peaks"].items()},
+            bandwidth=_sized("bandwidth", values["bandwidth"], "bytes/s"),
             label="given",
+            overlap=None if overlap is None else float(overlap),
             **{
-                key: _positive(key, values[key]) if values.get(key) is not None else None
-                for key in ("memory", "intra", "inter", "overlap")
+                key: None if values.get(key) is None else _sized(key, values[key], unit)
+                for key, unit in (("memory", "bytes"), ("intra", "bytes/s"), ("inter", "bytes/s"))
             },
             node=_whole("node", values["node"]) if values.get("node") is not None else None,
         )
@@ -108,6 +119,16 @@ def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise UsageError(f"The device's {name} = {value!r} is not a number above 0.", "Give it as a number.")
     return float(value)
+
+
+def _sized(name: str, value: Any, unit: str) -> float:
+    size = _positive(name, value)
+    if not _LEAST <= size <= _MOST:
+        raise UsageError(
+            f"The device's {name} = {value!r} is out of range: it is in {unit}, {_LEAST:g} to {_MOST:g}.",
+            "989 TFLOP/s are 989e12, 3350 GB/s 3350e9 and 80 GB 80e9.",
+        )
+    return size
 
 
 def _whole(name: str, value: Any) -> int:

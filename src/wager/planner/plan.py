@@ -331,11 +331,6 @@ class Deployment:
             raise UsageError(
                 f"Depth {self.depth} is deeper than acceptance {acceptance.label} is known for ({len(outcomes) - 1})."
             )
-        if not all(0 < outcome.round_s < float("inf") for outcome in outcomes):
-            raise UsageError(
-                f"The times of {self.cost.model.name} on {self.cost.device.name} are not finite numbers above 0.",
-                "Check the peaks and the bandwidth of the hardware.",
-            )
         chosen = self.choose(outcomes)
         here = batch * self.share
         rows = fmean(acceptance.rows(chosen.depth, batch=here))

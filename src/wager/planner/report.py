@@ -12,7 +12,6 @@ from wager.errors import UsageError
 from wager.models.weights import num_parameters
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.drafting import PassDraftCost
-from wager.planner.inputs import check_finite
 from wager.planner.plan import SPARE_SHARE, Deployment, PlanPoint
 
 LARGEST_GRID, MOST_CELLS = 2000, 200
@@ -172,8 +171,8 @@ class PlanReport:
             _time(point.plain_step.seconds),
             _time(chosen.step_s),
             _time(chosen.draft_s) if chosen.draft_s else "–",
-            f"{point.tokens_per_second:,.1f}",
-            f"{point.group_batch * point.tokens_per_second:,.0f}",
+            token_rate(point.tokens_per_second),
+            token_rate(point.group_batch * point.tokens_per_second),
             _slower_depths(point),
             pays,
             f"{point.step.binding} {share:.0%} {binding.bound}",
@@ -268,10 +267,10 @@ class PlanReport:
     # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON of `wager plan --json`. UsageError for a figure that is not finite."""
+        """The JSON of `wager plan --json`."""
         cost, drafter = self.deployment.cost, self.deployment.drafter
         model, device = cost.model, cost.device
-        values = {
+        return {
             "points": [
                 {**point.as_dict(), "dollars": None if self.price is None else self.dollars(point)}
                 for point in self.points
@@ -317,8 +316,6 @@ class PlanReport:
                 for (context, rate), ranges in self.losing_batches.items()
             ],
         }
-        check_finite(values)
-        return values
 
 
 def _plain_bound(point: PlanPoint) -> tuple[str, str]:
@@ -343,6 +340,11 @@ def _time(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def token_rate(per_second: float) -> str:
+    """Tokens a second, in three figures where they are few."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
 
 
 def _amount(value: float, unit: str) -> str:

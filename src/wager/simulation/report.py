@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.planner.plan import SPARE_SHARE
+from wager.planner.report import token_rate
 from wager.simulation.comparison import ReplayPoint
 from wager.simulation.options import ReplayQuery
 
@@ -50,9 +51,7 @@ def _row(point: ReplayPoint) -> list[str]:
     return [
         point.workload + fits,
         name,
-        f"{point.throughput:.0f}",
-        f"{point.per_user:.1f}",
-        f"{point.per_device:.0f}",
+        *map(token_rate, (point.throughput, point.per_user, point.per_device)),
         f"{point.tau:.2f}",
         f"{point.drafted:.2f}",
         f"{point.admitted:.2f}",
