@@ -49,7 +49,7 @@ def same(shown: str, made: str) -> bool:
 def near(shown: str, made: str) -> bool:
     """Within 3 %, within 3 points of a difference in per cent, or the same word."""
     try:
-        one, other = float(shown), float(made)
+        one, other = (float(each.replace(",", "")) for each in (shown, made))
     except ValueError:
         return shown == made
     return abs(one - other) <= max(0.03 * abs(one), 3.0 if shown[0] in "+-" else 0.3)

@@ -34,8 +34,9 @@ def test_a_precision_in_words() -> None:
     assert Precision.parse("bf16") == Precision.of("bf16")
     assert Precision.parse("bf16:mxfp4") == Precision.of("bf16", "mxfp4")
     assert Precision.parse("fp8") == TABLE["DeepSeek-V3"].precision
-    assert Precision.parse("fp8::fp8") == Precision.of("fp8", router="bf16")
-    assert Precision.parse("int8:int4:fp16") == Precision.of("int8", "int4", router="bf16", head="fp16")
+    assert Precision.parse("fp8::fp8") == Precision.of("fp8", router="bf16", embedding="bf16")
+    narrow = Precision.of("int8", "int4", router="bf16", head="fp16", embedding="bf16")
+    assert Precision.parse("int8:int4:fp16") == narrow
     q4 = Precision.parse("q4_k_m")
     assert (q4.weights.name, q4.head.name, q4.router.name) == ("q4_k_m", "q6_k", "bf16")
     assert Precision.parse("q8_0").head.name == "q8_0"

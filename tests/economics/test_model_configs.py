@@ -26,6 +26,7 @@ from wager.arch import (
 )
 from wager.errors import ModelError
 from wager.models.weights import num_parameters
+from wager.planner.inputs import with_formats
 
 _KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
 
@@ -337,6 +338,25 @@ def test_quantised_experts() -> None:
     assert read_config(unknown, precision=Precision.of("fp8")).precision == Precision.of("fp8")
 
 
+def test_states_are_no_keys_and_values_and_a_given_precision_is_that_of_weights() -> None:
+    """Qwen3.5's and Nemotron-H's configurations state the format of states, by which vLLM goes; 8 bits of the cache are
+    not theirs. With a precision that is given, keys and values keep the format of the configuration."""
+    narrow = {"quantization_config": packed(FP8, "lm_head", kv_cache_scheme={"num_bits": 8, "type": "float"})}
+    state = 36 * (32 * 128 * 128 + 4 * (2 * 16 * 128 + 32 * 128))
+    keys = 12 * 2 * 2 * 256
+    for further, size, wide in (
+        ({}, 2, 2),
+        ({"mamba_ssm_dtype": "float32"}, 2, 4),
+        ({"mamba_ssm_cache_dtype": "float32", **narrow}, 1, 4),
+    ):
+        for model in (
+            read_config({**NEXT, **further}),
+            read_config({**NEXT, **further}, precision=Precision.of("fp8")),
+        ):
+            assert model.kv_bytes(1000) == keys * size * 1000 + state * wide
+            assert with_formats(model, "int4", "fp8").kv_bytes(1000) == keys * 1000 + state * wide
+
+
 def test_what_is_not_quantised_has_the_dtypes_format_and_so_has_a_tied_head() -> None:
     tied = {**LLAMA, "tie_word_embeddings": True}
     assert quantised(LLAMA, **packed(FP8)).head.name == "fp8"
@@ -357,6 +377,7 @@ def test_v4_by_layer_types_or_by_ratios() -> None:
         "num_experts_per_tok=6 n_shared_experts=1 moe_intermediate_size=2048"
     ) | {"compress_ratios": [0, 4, 128, 4, 0]}
     model = read_config(values)
+    assert read_config(values, precision=Precision.of("fp8", "fp4")).kv_bytes(8192) == model.kv_bytes(8192)
     kinds = [(layer.attention, layer.count) for layer in model.layers]
     assert {kind.ratio: count for kind, count in kinds if isinstance(kind, Compressed)} == {0: 1, 4: 2, 128: 1}
     assert model.layers[1].attention == TABLE["DeepSeek-V4-Flash"].layers[1].attention

@@ -14,7 +14,7 @@ from wager.inputs import did_you_mean, shown
 _BF16 = Precision.of("bf16")
 _FP8 = Precision.of("fp8", router="bf16", head="bf16")
 _MXFP4 = Precision.of("bf16", "mxfp4")
-_V4 = Precision.of("fp8", "fp4", shared="fp8", router="bf16", head="bf16", cache="fp8")
+_V4 = Precision.of("fp8", "fp4", shared="fp8", router="bf16", head="bf16", fusion="fp8", cache="fp8")
 _K2_INT4 = Precision.of("bf16", "int4g32", shared="bf16")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.errors import ModelError, UsageError
@@ -102,11 +102,12 @@ def find_format(name: str) -> Format:
 @dataclass(frozen=True, slots=True)
 class Precision:
     """The formats of a model: of its feed-forward `weights`, attention's `projections`, routed `experts`, `shared`
-    experts, `router`, LM `head` and input `embedding`.
+    experts, `router`, LM `head` and input `embedding`, and of the `fusion` of a target's states in its MTP module.
 
     `cache` and `query` are bytes per element of cached keys and values (or latents) and of query vectors, `activations`
     of activations sent between devices, `dispatch` of rows sent to experts on other devices and `combine` of what these
-    send back; `attention` is the arithmetic of attention, `index` that of an indexer's scores.
+    send back, `state` of a recurrent layer's state; `attention` is the arithmetic of attention, `index` that of an
+    indexer's scores.
     """
 
     weights: Format
@@ -116,6 +117,7 @@ class Precision:
     router: Format
     head: Format
     embedding: Format
+    fusion: Format
     cache: float
     query: float = 2.0
     attention: str = "bf16"
@@ -123,6 +125,7 @@ class Precision:
     activations: float = 2.0
     dispatch: float = 2.0
     combine: float = 2.0
+    state: float = 2.0
 
     @classmethod
     def of(
@@ -135,24 +138,28 @@ class Precision:
         router: Format | str | None = None,
         head: Format | str | None = None,
         embedding: Format | str | None = None,
+        fusion: Format | str | None = None,
         cache: str = "bf16",
     ) -> Precision:
         """By formats or their names; `experts`, `projections`, `router` and `head` default to `weights`, `shared` to
-        `experts`, `embedding` to `head`. UsageError names an unknown format.
+        `experts`, `embedding` to `head`, and `fusion` to a head of 16 bits, beside which checkpoints leave it so, else
+        to `weights`. UsageError names an unknown format.
 
         Rows are sent in 8 bits to experts that compute in 8 or 4, and come back in 16: the convention of DeepEP
         (github.com/deepseek-ai/DeepEP, "FP8 dispatching and BF16 combining"). The scales of 8-bit rows, 4 bytes for
         128 elements, are left out: 1 % of a copy and its return.
         """
         routed = _format(experts or weights)
+        stored_head = _format(head or weights)
         return cls(
             weights=_format(weights),
             experts=routed,
             shared=_format(shared or routed),
             projections=_format(projections or weights),
             router=_format(router or weights),
-            head=_format(head or weights),
-            embedding=_format(embedding or head or weights),
+            head=stored_head,
+            embedding=_format(embedding or stored_head),
+            fusion=_format(fusion or (stored_head if stored_head.bytes >= 2 else weights)),
             cache=find_format(cache).bytes,
             dispatch=1.0 if routed.compute in ("fp8", "fp4", "int8") else 2.0,
         )
@@ -172,9 +179,10 @@ class Precision:
         experts = named[1]
         head = named[2]
         wide = weights if weights.bytes >= 2 else FORMATS["bf16"]
-        if head is None and weights.name in FILE_TYPES:
-            head = max(weights, FILE_TYPES["q6_k"], key=lambda kind: kind.bytes)
-        return cls.of(weights, experts, router=wide, head=head or wide)
+        embedding = wide
+        if weights.name in FILE_TYPES:
+            embedding = head = head or max(weights, FILE_TYPES["q6_k"], key=lambda kind: kind.bytes)
+        return cls.of(weights, experts, router=wide, head=head or wide, embedding=embedding)
 
     def format_of(self, part: str) -> Format:
         """The format of a part of ModelSpec.elements: projections, ffn, router, shared, experts, head, embedding."""
@@ -279,7 +287,6 @@ class _Scheme:
     excluded: _Patterns
     head: bool = False
     parts: tuple[str, ...] | None = None
-    cache: str | None = None
 
     def format_of(self, part: str, layers: int) -> Format | None:
         """The format of a part; None where it is left alone."""
@@ -303,39 +310,58 @@ class _Scheme:
         return next((group.stored for group in self.groups if by_class and _LINEAR in group.targets.words), None)
 
 
-def read_precision(config: Mapping[str, Any], layers: int, *, cache: str | None = None) -> Precision:
-    """The number formats of a config.json whose model has that many layers; `cache` that of keys and values where the
-    configuration does not state it.
+def read_precision(
+    config: Mapping[str, Any], layers: int, *, cache: str | None = None, given: Precision | None = None
+) -> Precision:
+    """The number formats of a config.json whose model has that many layers, or the `given` ones of its weights; `cache`
+    that of keys and values where the configuration does not state it.
 
     ModelError names a quantisation that is not known.
     """
+    stored = config.get("quantization_config")
+    stored = stored if isinstance(stored, Mapping) else {}
+    nested = stored.get("quantization")  # hf_quant_config.json of modelopt
+    if isinstance(nested, Mapping):
+        stored = {"quant_method": "modelopt", **stored, **nested}
+    precision = given or _stored_precision(config, stored, layers)
+    cache = "fp8" if _narrow_cache(stored) else cache or "bf16"
+    return replace(precision, cache=find_format(cache).bytes, state=_state_bytes(config))
+
+
+def _stored_precision(config: Mapping[str, Any], stored: Mapping[str, Any], layers: int) -> Precision:
+    """Of weights alone; `stored` is the configuration's quantisation, empty without one."""
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
     wide = {"float32": "fp32", "float16": "fp16"}.get(dtype, "bf16")
-    stored = config.get("quantization_config")
-    if not isinstance(stored, Mapping):
-        return Precision.of(wide, cache=cache or "bf16")
+    if not stored:
+        return Precision.of(wide)
     scheme = _read_scheme(stored)
     wide = "bf16" if wide == "fp32" else wide  # what is left alone is served in 16 bits
     formats = {part: scheme.format_of(part, layers) or wide for part in (*_MODULES, "head")}
     if config.get("tie_word_embeddings"):  # the head is the embedding, which is no module of its own
         formats["head"] = wide
+    fusion = None
     if config.get("expert_dtype") == "fp4":  # DeepSeek-V4 states it in addition to an fp8 quantisation
-        formats["experts"] = FORMATS["fp4"]
-    return Precision.of(**formats, embedding=wide, cache=scheme.cache or cache or "bf16")
+        formats["experts"], fusion = FORMATS["fp4"], formats["weights"]
+    return Precision.of(**formats, embedding=wide, fusion=fusion, cache="bf16")
+
+
+def _narrow_cache(stored: Mapping[str, Any]) -> bool:
+    """Whether a quantisation states that keys and values have 8 bits."""
+    scheme, named = stored.get("kv_cache_scheme"), str(stored.get("kv_cache_quant_algo") or "").upper()
+    return named in ("FP8", "INT8") or (isinstance(scheme, Mapping) and str(scheme.get("num_bits")) == "8")
+
+
+def _state_bytes(config: Mapping[str, Any]) -> float:
+    """Bytes of an element of a recurrent state: 4 where Qwen3.5's and Nemotron-H's keys say so, by which engines go."""
+    said = (str(config.get(key)).removeprefix("torch.") for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"))
+    return 4.0 if "float32" in said else 2.0
 
 
 def _read_scheme(stored: Mapping[str, Any]) -> _Scheme:
-    nested = stored.get("quantization")  # hf_quant_config.json of modelopt
-    if isinstance(nested, Mapping):
-        stored = {"quant_method": "modelopt", **stored, **nested}
     method = str(stored.get("quant_method", "unnamed"))
     excluded = _Patterns.of(_patterns(stored))
-    scheme, named = stored.get("kv_cache_scheme"), str(stored.get("kv_cache_quant_algo") or "").upper()
-    narrow = named in ("FP8", "INT8") or (isinstance(scheme, Mapping) and str(scheme.get("num_bits")) == "8")
-    cache = "fp8" if narrow else None
     if isinstance(stored.get("config_groups"), Mapping):
-        head = method == "compressed-tensors"
-        return _Scheme(tuple(_groups(stored["config_groups"])), excluded, head=head, cache=cache)
+        return _Scheme(tuple(_groups(stored["config_groups"])), excluded, head=method == "compressed-tensors")
     if method == "mxfp4":
         return _Scheme((_Group(_ALL, FORMATS["mxfp4"]),), excluded, parts=("experts",))
     kind = _method_format(method, stored)
@@ -344,8 +370,7 @@ def _read_scheme(stored: Mapping[str, Any]) -> _Scheme:
             f"The quantisation {method!r} of config.json is not known.",
             "State the format of its weights with --precision.",
         )
-    overrides = tuple(_overrides(stored))
-    return _Scheme((*overrides, _Group(_ALL, kind)), excluded, head=bool(stored.get("lm_head")), cache=cache)
+    return _Scheme((*_overrides(stored), _Group(_ALL, kind)), excluded, head=bool(stored.get("lm_head")))
 
 
 def _method_format(method: str, stored: Mapping[str, Any]) -> Format | None:

@@ -267,7 +267,7 @@ _PARTS = (
 
 def gguf_precision(tensors: Mapping[str, TensorSize]) -> Precision:
     """The number formats of a GGUF file, part by part. Files mix types within a part, which then has their mean bytes
-    per element and the arithmetic of most of its elements."""
+    per element and the arithmetic of most of its elements. llama.cpp keeps recurrent states in float32."""
     parts: dict[str, list[TensorSize]] = {}
     for name, size in tensors.items():
         part = next((part for part, pattern in _PARTS if re.fullmatch(pattern, name)), None)
@@ -275,7 +275,7 @@ def gguf_precision(tensors: Mapping[str, TensorSize]) -> Precision:
             parts.setdefault(part, []).append(size)
     formats = {part: _mean_format(sizes) for part, sizes in parts.items()}
     weights = formats.get("weights") or formats.get("experts") or FORMATS["bf16"]
-    return Precision.of(
+    precision = Precision.of(
         weights,
         formats.get("experts"),
         shared=formats.get("shared"),
@@ -284,6 +284,7 @@ def gguf_precision(tensors: Mapping[str, TensorSize]) -> Precision:
         head=formats.get("head") or formats.get("embedding"),
         embedding=formats.get("embedding"),
     )
+    return replace(precision, state=4.0)
 
 
 def _mean_format(sizes: list[TensorSize]) -> Format:

@@ -61,7 +61,7 @@ def read_config(
         vocab=keys.integer("vocab_size"),
         tied=keys.flag("tie_word_embeddings"),
         layers=shapes,
-        precision=precision or read_precision(keys.values, layers, cache=family.cache),
+        precision=read_precision(keys.values, layers, cache=family.cache, given=precision),
         context=_context(keys),
         source="config.json",
         layer_embedding=_layer_embedding(keys, family),

@@ -277,7 +277,7 @@ class _StateLayer(ABC):
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
         del context
-        return self.state.elements * precision.cache
+        return self.state.elements * precision.state
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         moved, shards = (1 + self.written) * self.kv_bytes(context, precision), max(1, self.state.heads)
@@ -323,7 +323,7 @@ class DeltaNet(_StateLayer):
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
         del context
-        return (self.state.head_elements + self.conv * self.channels) * precision.cache
+        return (self.state.head_elements + self.conv * self.channels) * precision.state
 
     @property
     def row_flops(self) -> int:

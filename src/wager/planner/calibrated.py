@@ -82,7 +82,7 @@ def calibrated_cost(model: str, hardware: str) -> CostModel | None:
         f"{f'{setup.machine}; ' if local else ''}{setup.kernels}, {setup.dtype}, measured {calibration.age}, off by "
         f"{errors.median:.1%} (median) and {errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
-    precision = stored_in if setup.foreign else _precision(setup.dtype, stored_in)
+    precision = stored_in if setup.foreign else replace(_precision(setup.dtype, stored_in), state=4.0)
     if setup.dtype.endswith(" q8 cache"):
         precision = replace(precision, cache=find_format("q8").bytes)
     source = spec.source if setup.foreign else "the model's own files"

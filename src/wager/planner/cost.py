@@ -269,7 +269,7 @@ class CostModel:
             return Stream(part, 2 * size * all_rows, size * stored.bytes, stored.compute)
 
         for part, size in self._matrices.items():
-            yield product(part, size, precision.weights if part == "fusion" else precision.format_of(part)), 1
+            yield product(part, size, precision.format_of(part)), 1
         for layer in model.layers:
             for stream in layer.attention.streams(context, rows, precision):
                 read = stream.bytes / cluster.tp + stream.cached * cluster.kept_share(stream.shards)

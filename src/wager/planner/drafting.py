@@ -76,7 +76,7 @@ def fractional_cost(cost: CostModel, share: float) -> DraftCost:
 
 def constant_cost(seconds_per_token: float) -> DraftCost:
     """Every draft token costs the same known seconds, whatever the batch."""
-    return KnownDraftCost("measured", lambda _requests, depth, _context: seconds_per_token * depth)
+    return KnownDraftCost("given", lambda _requests, depth, _context: seconds_per_token * depth)
 
 
 def calibrated_draft_cost(name: str, measured: DraftCurve) -> DraftCost:
@@ -114,7 +114,7 @@ class PassDraftCost(DraftCost):
 
     @property
     def _fusion_bytes(self) -> float:
-        return self.cost.fusion * self.cost.model.precision.weights.bytes
+        return self.cost.fusion * self.cost.model.precision.fusion.bytes
 
     @property
     def resident_bytes(self) -> float:
@@ -152,8 +152,9 @@ _OF_HEADS: Mapping[str, Any] = {"tied": True, "head": True, "decoder": None, "la
 
 def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
     """The multi-token-prediction module of a target (DeepSeek-V3, arXiv 2412.19437, section 2.2): one layer like the
-    target's last, a fusion of 2 d into d, and the target's own head, in the target's number formats. Every draft token
-    costs a pass. It is divided as the target is: its experts, too, are spread over the ranks of `cluster`."""
+    target's last, a fusion of 2 d into d, and the target's own head, in the target's number formats, of which the
+    fusion has one of its own (Precision). Every draft token costs a pass. It is divided as the target is: its experts,
+    too, are spread over the ranks of `cluster`."""
     model = target.model
     layers = [layer for layer in model.layers if not (layer.recurrent or isinstance(layer.attention, Absent))]
     layers = layers or list(model.layers)
@@ -254,7 +255,9 @@ def _head_cost(
         name=name,
         layers=layers,
         vocab=vocab or model.vocab,
-        precision=replace(given, weights=wide, projections=wide, head=given.head if vocab is None else wide),
+        precision=replace(
+            given, weights=wide, projections=wide, fusion=wide, head=given.head if vocab is None else wide
+        ),
         **_OF_HEADS,
     )
     return CostModel(spec, replace(cluster, ep=1), fusion=fusion)

@@ -254,7 +254,7 @@ def _ranges(sizes: list[int], table: list[int]) -> list[tuple[int, int, int]]:
 def _kind_of(report: PlanReport) -> tuple[str, str]:
     """What drafts, by a key of `methods`, and its argument. Lookup is what the acceptance was measured with."""
     name = report.deployment.drafter.name
-    if name in ("fraction", "measured"):
+    if name in ("fraction", "given"):
         raise UsageError("--drafter-cost says what drafting costs, and not what drafts.", "Give --drafter-shape.")
     measured = {rate.label for rate in report.acceptances if rate.label.partition(":")[0] in ("ngram", "suffix")}
     if name == "free" and len(measured) == 1:

@@ -92,19 +92,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def check_finite(values: Any, *, where: str = "") -> None:
-    """UsageError that names a figure which is not a finite number: JSON has none, and it means that a size or a speed
-    that was given is absurd."""
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            check_finite(value, where=f"{where}.{key}" if where else str(key))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            check_finite(value, where=where)
-    elif isinstance(values, float) and not abs(values) < float("inf"):
-        raise UsageError(f"{where} of the plan is not a finite number.", "Check the figures of --hardware and --model.")
-
-
 def check_origin(noted: ConfigKeys, model: str, spec: ModelSpec, *, allowed: bool) -> None:
     """Whether the figures of a file, which notes whose they are, were measured with `model`: with its weights and
     tokenizer if they are on this machine, else with its sizes. UsageError for another model, a warning where it is
@@ -188,7 +175,7 @@ def with_formats(model: ModelSpec, precision: str | None, cache: str | None, dis
         )
     chosen = model.precision
     if precision is not None:
-        chosen = replace(Precision.parse(precision), cache=chosen.cache)
+        chosen = replace(Precision.parse(precision), cache=chosen.cache, state=chosen.state)
     if cache is not None:
         chosen = replace(chosen, cache=find_format(cache).bytes)
     if dispatch is not None:

@@ -250,7 +250,7 @@ def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) 
     drafter, fingerprint = noted.text("drafter") or "", noted.text("drafter_fingerprint")
     priced, measured = deployment.drafter.name, deployment.cost.measured
     own, kind = (_shape_of(name.partition(":")[0]) for name in (drafter, priced))
-    if drafter.partition(":")[0] not in DRAFTERS or kind in ("fraction", "measured"):
+    if drafter.partition(":")[0] not in DRAFTERS or kind in ("fraction", "given"):
         return
     other = measured.drafters[priced].fingerprint if measured and priced in measured.drafters else ""
     if own == kind == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
