@@ -402,6 +402,10 @@ def test_a_total_batch_is_shared_by_all_ranks(folder: Path) -> None:
     assert (of_all["batch"], less["batch"], less["group_batch"]) == (64, 8, 0.25)
     assert less["tokens_per_s_all"] == pytest.approx(8 * less["tokens_per_s_user"])
     assert less["plain_s"] < of_all["plain_s"]
+    assert less["memory"]["cache"] == of_all["memory"]["cache"] / 2, "a rank that has a request keeps all of it"
+    most = answer(f"{line} --batch 8 --total-batch", folder)["hardware"]["largest_batch"]["1024"]
+    full, beyond = answer(f"{line} --batch {most},{most + 1} --total-batch", folder)["points"]
+    assert full["memory"]["fits"] and not beyond["memory"]["fits"]
 
 
 def test_published_curves_by_name(folder: Path) -> None:

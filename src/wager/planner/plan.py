@@ -4,6 +4,7 @@ waits for, whether it fits in memory, and the batch sizes at which plain decodin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from heapq import heappop, heappush
@@ -376,10 +377,10 @@ class Deployment:
 
     def footprint(self, *, batch: float, context: float) -> Footprint:
         """Bytes that `batch` sequences of `context` positions take (per device; under expert parallelism, of each
-        rank)."""
+        rank). Of a fraction of a sequence some rank keeps a whole one."""
         cost, drafter = self.cost, self.drafter
         cache = cost.cache_bytes(context) + drafter.kv_bytes(context)
-        return Footprint(cost.weight_bytes(), drafter.device_bytes, batch * cache, cost.device.memory)
+        return Footprint(cost.weight_bytes(), drafter.device_bytes, math.ceil(batch - 1e-9) * cache, cost.device.memory)
 
     def largest_batch(self, context: float) -> int | None:
         """Largest batch of that context that fits; 0 if not even the weights do, None if the memory of the devices is
