@@ -151,8 +151,8 @@ def _dflash(layers: int, kv_heads: int, width: int, name: str = "") -> ReleasedH
 
 def _v4_dspark(model: ModelSpec) -> ReleasedHead:
     """Three layers of the target's experts with its window alone; every row guesses the next token."""
-    near = replace(next(each.attention for each in model.layers if isinstance(each.attention, Compressed)), ratio=0)
-    layer = Layer(replace(near, indexer=None), model.layers[-1].ffn, 3)
+    near = next(each.attention.near for each in model.layers if isinstance(each.attention, Compressed))
+    layer = Layer(near, model.layers[-1].ffn, 3)
     name = f"deepseek-ai/{model.name}-DSpark"
     return ReleasedHead((layer,), 3, block=5, rows=5, markov=256, native=True, name=name)
 

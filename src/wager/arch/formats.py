@@ -185,8 +185,8 @@ class Precision:
         return cls.of(weights, experts, router=wide, head=head or wide, embedding=embedding)
 
     def format_of(self, part: str) -> Format:
-        """The format of a part of ModelSpec.elements: projections, ffn, router, shared, experts, head, embedding."""
-        found: Format = self.weights if part == "ffn" else getattr(self, part)
+        """The format of a part of ModelSpec.elements, or of the fusion; compressors are stored as the router is."""
+        found: Format = getattr(self, {"ffn": "weights", "compressors": "router"}.get(part, part))
         return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
 from wager.arch.formats import Precision, Stream
@@ -482,20 +482,22 @@ class Compressed:
     ratio: int = 0
     indexer: Indexer | None = None
 
+    @property
+    def near(self) -> Compressed:
+        """Its window alone, as draft heads have it."""
+        return replace(self, ratio=0, indexer=None)
+
     def weights(self, hidden: int) -> int:
         query = self.heads * self.width
         elements = hidden * self.q_rank + self.q_rank * query + hidden * self.width
         elements += query * self.group_rank + self.groups * self.group_rank * hidden
-        if self.ratio:
-            elements += self._compressor(hidden, self.width)
-        if self.indexer:
-            elements += self.indexer.weights(hidden, self.q_rank) + self._compressor(hidden, self.indexer.dim)
-        return elements
+        return elements + (self.indexer.weights(hidden, self.q_rank) if self.indexer else 0)
 
-    def _compressor(self, hidden: int, width: int) -> int:
-        """Key and gate projections and position biases; with an indexer each entry mixes two strides of positions."""
-        strides = 2 if self.indexer else 1
-        return strides * width * (2 * hidden + self.ratio)
+    def compressors(self, hidden: int) -> int:
+        """Elements of what compresses entries, and an indexer's keys: key and gate projections and position biases;
+        with an indexer each entry mixes two strides of positions."""
+        width = 2 * (self.width + self.indexer.dim) if self.indexer else self.width
+        return width * (2 * hidden + self.ratio) if self.ratio else 0
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
         entries = min(context, self.window) + (context / self.ratio if self.ratio else 0.0)

@@ -15,6 +15,7 @@ from wager.arch.layers import (
     Absent,
     Activation,
     Attention,
+    Compressed,
     Dense,
     Experts,
     FeedForward,
@@ -257,10 +258,13 @@ class ModelSpec:
         return self.vocab * self.hidden if self.head else 0
 
     def elements(self) -> Mapping[str, int]:
-        """Matrix elements by use: projections, ffn, router, shared (experts), experts, head, embedding."""
+        """Matrix elements by use: projections, compressors (DeepSeek-V4), ffn, router, shared (experts), experts, head,
+        embedding."""
         total: Counter[str] = Counter()
         for layer in self.layers:
             total["projections"] += layer.count * layer.attention.weights(self.hidden)
+            if isinstance(layer.attention, Compressed):
+                total["compressors"] += layer.count * layer.attention.compressors(self.hidden)
             if not isinstance(layer.ffn, Experts):
                 total["ffn"] += layer.count * layer.ffn.weights(self.hidden)
                 continue

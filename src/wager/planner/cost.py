@@ -169,7 +169,7 @@ class CostModel:
     def _matrices(self) -> Mapping[str, float]:
         """Elements on a device of the matrices that every row goes through, by part."""
         elements = {**self.model.elements(), "fusion": self.fusion}
-        parts = ("fusion", "projections", "ffn", "router")
+        parts = ("fusion", "projections", "compressors", "ffn", "router")
         return {part: elements[part] / self.cluster.tp for part in parts if elements.get(part)}
 
     # ---- bytes of a device ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch import Dense, Gqa, Layer, ModelSpec, ReleasedHead, find_format
-from wager.arch.layers import Absent
+from wager.arch.layers import Absent, Compressed
 from wager.economics.surface import DraftCurve
 from wager.errors import UsageError
 from wager.planner.cost import Cluster, CostModel
@@ -154,11 +154,13 @@ def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
     """The multi-token-prediction module of a target (DeepSeek-V3, arXiv 2412.19437, section 2.2): one layer like the
     target's last, a fusion of 2 d into d, and the target's own head, in the target's number formats, of which the
     fusion has one of its own (Precision). Every draft token costs a pass. It is divided as the target is: its experts,
-    too, are spread over the ranks of `cluster`."""
+    too, are spread over the ranks of `cluster`. DeepSeek-V4's has its window alone."""
     model = target.model
     layers = [layer for layer in model.layers if not (layer.recurrent or isinstance(layer.attention, Absent))]
-    layers = layers or list(model.layers)
-    spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), **_OF_HEADS)
+    last = (layers or model.layers)[-1]
+    if isinstance(last.attention, Compressed):
+        last = replace(last, attention=last.attention.near)
+    spec = replace(model, name="mtp", layers=(replace(last, count=1),), **_OF_HEADS)
     cluster = cluster if spec.sparse else replace(cluster, ep=1)
     cost = CostModel(spec, cluster, target.routing, balanced=target.balanced, fusion=2 * model.hidden**2)
     return PassDraftCost("mtp", cost, shares_head=True)
