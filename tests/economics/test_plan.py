@@ -433,6 +433,12 @@ def test_prompts_answers_and_dollars(folder: Path) -> None:
     assert dollars["with_prompts"] == pytest.approx(2 / 3600 * (prompt + fast) / 100 * 1e6)
     text = words_of(line, folder)
     assert "Prompts of 8192 tokens and answers of 100: a prompt alone takes" in text
+    alone, both = (
+        words_of(f"--model Llama-3.1-8B --hardware H100 --batch 1,8 --acceptance {rates}", folder)
+        for rates in ("0.3", "0.9,0.3")
+    )
+    told = alone[alone.index("a prompt alone takes") : alone.index("Assumed")]
+    assert f"answers of 512, acceptance 0.3: {told}" in both, "every figure is of the acceptance that is named"
     assert f"{dollars['plain']:,.3g} → {dollars['speculative']:,.3g}" in text
     # latent attention projects keys and values up to its 128 heads: 2 (128 + 64 + 128) FLOPs a pair and head
     latent, absorbed = (

@@ -249,16 +249,17 @@ class PlanReport:
 
     def _prefill(self, context: int) -> str:
         """Prompts and answers on the same devices."""
-        points = [point for point in self.points if point.context == context]
+        label = self.points[-1].acceptance
+        points = [point for point in self.points if (point.context, point.acceptance) == (context, label)]
         prefill, output = points[0].prefill[0], points[0].output
         words = []
         for point in {points[0].batch: points[0], points[-1].batch: points[-1]}.values():
             plain, speculative = point.request_seconds
             words.append(
                 f"at batch {point.batch} the prompt is {prefill / plain:.0%} of the devices' time, and prompt and "
-                f"answer together gain {plain / speculative:.3g} times"
+                f"answer together are {plain / speculative:.3g} times as fast"
             )
-        acceptance = f", acceptance {points[-1].acceptance}" if len(self.acceptances) > 1 else ""
+        acceptance = f", acceptance {label}" if len(self.acceptances) > 1 else ""
         return (
             f"Prompts of {context} tokens and answers of {output}{acceptance}: a prompt alone takes {_time(prefill)}; "
             f"{'; '.join(words)}."
