@@ -128,9 +128,9 @@ def test_multi_token_prediction_modules_have_their_published_sizes() -> None:
 
 
 def test_deepseek_v4_has_the_bytes_of_its_files() -> None:
-    """Compressors in bf16, all else of attention in fp8, a module with its window alone (the tensors of
-    deepseek-ai/DeepSeek-V4-Flash, revision 60d8d707: bytes of shared experts, attention, indexers and compressors, head,
-    embedding, routers, fusion; of the module in all)."""
+    """Compressors in bf16, all else of attention in fp8, a module with its window alone (the tensors of the release at
+    revision 60d8d707: bytes of shared experts, attention, indexers and compressors, head, embedding, routers, fusion;
+    of the module in all)."""
     flash, module = TABLE["DeepSeek-V4-Flash"], mtp_of(TABLE["DeepSeek-V4-Flash"], B200)
     files = 1_107_363_840 + 4_706_307_584 + 801_075_968 + 2 * 1_059_061_760 + 92_316_672 + 33_556_480
     experts = 44 * 256 * 25_165_824

@@ -408,6 +408,14 @@ def test_a_total_batch_is_shared_by_all_ranks(folder: Path) -> None:
     assert full["memory"]["fits"] and not beyond["memory"]["fits"]
 
 
+def test_rows_are_sent_in_the_arithmetic_of_the_device(folder: Path) -> None:
+    """An A100 has no fp8 and multiplies such experts as bf16; what --dispatch states counts everywhere."""
+    for device, option, size in (("H200", "", 1), ("A100", "", 2), ("A100", "--dispatch fp8:bf16", 1)):
+        found = answer(f"--model DeepSeek-V3 --hardware {device} --ep 16 --batch 4 {option}", folder)
+        sent = found["points"][0]["parts"]["dispatch"]["bytes"] / (4 * (found["points"][0]["depth"] + 1))
+        assert sent == pytest.approx((size + 2) * 58 * 8 * 7168)
+
+
 def test_published_curves_by_name(folder: Path) -> None:
     """The mean tokens of rounds of eight and of fifteen draft tokens."""
     mtp, dflash = answer(f"{LLAMA} --acceptance mtp,dflash", folder)["points"]

@@ -40,7 +40,7 @@ deployment_flags = flags.add(
             "--dispatch",
             metavar="OUT[:BACK]",
             help="How rows are sent to experts on other devices (--ep) and back; BACK is as OUT unless given.  "
-            "[default: as DeepEP does, fp8:bf16 to experts of 8 or 4 bits, else bf16:bf16]",
+            "[default: as DeepEP does, fp8:bf16 to experts computed in 8 or 4 bits, else bf16:bf16]",
         ),
         click.option("--overhead", default="0us", metavar="TIME", help="Fixed time of every step."),
         click.option(

@@ -147,7 +147,10 @@ def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostMo
         latency = parse_seconds("link-latency", settings.link_latency)
         if settings.tp == settings.ep == 1:
             raise UsageError("--link-latency has no effect on a single device.", "Leave it out.")
-    cluster = Cluster(find_hardware(hardware), settings.tp, settings.ep, latency)
+    device = find_hardware(hardware)
+    if settings.dispatch is None and spec.precision.experts.compute not in device.peaks:  # multiplied as 16 bits
+        spec = replace(spec, precision=replace(spec.precision, dispatch=2.0))
+    cluster = Cluster(device, settings.tp, settings.ep, latency)
     return CostModel(spec, cluster, routing, parse_seconds("overhead", settings.overhead), settings.balanced)
 
 
