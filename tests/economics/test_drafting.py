@@ -138,6 +138,12 @@ def test_deepseek_v4_has_the_bytes_of_its_files() -> None:
     assert flash.resident_bytes + module.resident_bytes - 0.53 * experts == pytest.approx(files, rel=1.5e-3)
     assert module.resident_bytes == pytest.approx(3_593_787_756, rel=4e-3), "0.53 bytes for 0.53125"
     assert module.kv_bytes(1_000_000) == module.kv_bytes(128) == 128 * 584
+    head = find_head("dspark", flash.name, hidden=4096)
+    dspark = released_cost(CostModel(flash, B200), B200, head, name="dspark")
+    square, markov = 4096**2, 256 * 129280  # fused in fp8; both of the Markov head's matrices in bf16
+    assert dspark.resident_bytes == 3 * (module.resident_bytes - 2 * square) + 3 * square + 2 * 2 * markov
+    product = dspark.seconds(1, 5, context=0) - dspark.seconds(1, 4, context=0)
+    assert product == pytest.approx(2 * markov / B200.device.bandwidth)
 
 
 def test_a_drafter_that_grows_a_tree_makes_a_pass_for_each_level() -> None:

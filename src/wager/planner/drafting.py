@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch import Dense, Gqa, Layer, ModelSpec, ReleasedHead, find_format
+from wager.arch.formats import Format
 from wager.arch.layers import Absent, Compressed
 from wager.economics.surface import DraftCurve
 from wager.errors import UsageError
@@ -127,7 +128,13 @@ class PassDraftCost(DraftCost):
     @property
     def _markov_bytes(self) -> float:
         """Bytes of the output matrix and of the table that is looked up by the token before."""
-        return 2 * self.markov * self.cost.model.precision.weights.bytes
+        return 2 * self.markov * self._markov_format.bytes
+
+    @property
+    def _markov_format(self) -> Format:
+        """16 bits, in DeepSeek-V4's releases too."""
+        precision = self.cost.model.precision
+        return max(precision.weights, precision.head, key=lambda kind: kind.bytes)
 
     def kv_bytes(self, context: float) -> float:
         return self.cost.cache_bytes(context)
@@ -141,7 +148,7 @@ class PassDraftCost(DraftCost):
             return seconds + (depth - 1) * self.cost.seconds(context, width, batch=requests)
         if not self.markov:
             return seconds
-        stored, size = self.cost.model.precision.weights, self.markov / self.cost.cluster.tp
+        stored, size = self._markov_format, self.markov / self.cost.cluster.tp
         product = self.cost.device.seconds(size * stored.bytes, 2 * size * requests * width, compute=stored.compute)
         return seconds + depth * product
 
