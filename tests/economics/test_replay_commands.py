@@ -110,6 +110,14 @@ def test_an_slo_that_cannot_be_met_is_said() -> None:
     assert replay(*QUICK, "--concurrency", "4")["points"][0]["within_slo"] is None
 
 
+def test_rounds_in_which_some_policies_compute_no_prompt_are_said() -> None:
+    """A hundred rounds are answers of 100 tokens in plain decoding and of several hundred with drafts."""
+    line = ["--policy", "none", "--concurrency", "1", "--curve", "1", "--prompt", "50000", "--output", "400"]
+    few, many = (replay(*line, "--rounds", rounds)["notes"] for rounds in ("100", "2000"))
+    assert any("computed no prompt" in note for note in few)
+    assert not any("computed no prompt" in note for note in many)
+
+
 @pytest.mark.slow
 def test_a_replay_gives_the_same_figures_twice() -> None:
     line = [*QUICK, "--policy", "adaptive", "--concurrency", "3"]

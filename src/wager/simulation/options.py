@@ -90,7 +90,7 @@ class DrafterPrice:
 
 @dataclass(frozen=True, slots=True)
 class ReplayQuery:
-    """What the command simulates, and lines that say where its prices come from."""
+    """What the command simulates, lines that say where its prices come from, and the prompt of synthetic requests."""
 
     setting: ReplaySetting
     workloads: Sequence[Workload]
@@ -98,6 +98,7 @@ class ReplayQuery:
     prices: Sequence[DrafterPrice]
     locality: float
     believed: str = ""
+    prompt: int = 1
 
 
 def replay_query(options: ReplayOptions) -> ReplayQuery:
@@ -137,7 +138,8 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
     believed = _believed(options, machine, prices, loads)
     objective = parse_objective(options.objective)
     setting = ReplaySetting(traces, machine, objective, options.deployment.tp, believed)
-    return ReplayQuery(setting, loads, _step_times(cost), prices, cost.routing.locality, options.believed or "")
+    prompt = 1 if recorded else options.prompt or DEFAULT_PROMPT
+    return ReplayQuery(setting, loads, _step_times(cost), prices, cost.routing.locality, options.believed or "", prompt)
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------

@@ -78,8 +78,14 @@ def notes(query: ReplayQuery, points: Sequence[ReplayPoint]) -> Iterator[str]:
         )
     slo = query.setting.objective.seconds_per_token
     for workload, group in groupby(points, key=lambda point: point.workload):
+        rows = list(group)
+        if query.prompt > 1 and {point.first_token_p50 is None for point in rows} == {True, False}:
+            yield (
+                f"{workload}: some policies ended no request in these rounds and computed no prompt, others did. "
+                "Compare them over more --rounds."
+            )
         if slo:
-            yield _slo_note(workload, slo, list(group))
+            yield _slo_note(workload, slo, rows)
     yield (
         "Columns: vs fixed: against the best fixed depth, plain decoding among them; drafted and admitted are draft "
         "tokens a round; tau counts the bonus token."
