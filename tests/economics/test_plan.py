@@ -333,6 +333,10 @@ def test_the_table_explains_itself(folder: Path) -> None:
     assert "Assumed, not measured: that there is a drafter of the shape mtp" in words_of(LLAMA, folder)
     told = words_of(f"{LLAMA} --drafter-shape free --acceptance @rates.json", folder)
     assert "Assumed, not measured: kernels as fast as the figures of the device allow." in told
+    foreign = "the acceptance mtp, dflash, which was measured with Qwen3.6-35B-A3B"
+    for model, assumed in (("Llama-3.1-8B", True), ("Qwen3.6-35B-A3B", False)):
+        told = words_of(f"--model {model} --hardware B200 --batch 1 --acceptance mtp,dflash,@rates.json", folder)
+        assert (foreign in told) == assumed
 
 
 def test_what_does_not_fit_is_marked(folder: Path) -> None:

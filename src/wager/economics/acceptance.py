@@ -48,6 +48,8 @@ DFLASH_SURVIVAL = (
 """S_1 to S_15 of a block-diffusion drafter."""
 
 CURVES = {"mtp": MTP_SURVIVAL, "dflash": DFLASH_SURVIVAL}
+MEASURED_ON = "Qwen3.6-35B-A3B"
+"""The target of these curves."""
 
 
 def conditional(survival: Sequence[float]) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from wager.arch import RELEASED_HEADS, TABLE, WITH_MTP
+from wager.economics.acceptance import CURVES, MEASURED_ON
 from wager.errors import UsageError
 from wager.models.weights import num_parameters
 from wager.planner.acceptance import AcceptanceRates
@@ -212,6 +213,9 @@ class PlanReport:
             )
         if rates:
             words.append(f"the acceptance {rates} at every depth (--acceptance; `wager acceptance` measures yours)")
+        curves = ", ".join(rate.label for rate in self.acceptances if rate.label in CURVES and rate.noted is None)
+        if curves and name != MEASURED_ON:
+            words.append(f"the acceptance {curves}, which was measured with {MEASURED_ON}")
         if self.deployment.cost.measured is None:
             words.append("kernels as fast as the figures of the device allow")
         return f"Assumed, not measured: {'; '.join(words) or 'nothing'}."
