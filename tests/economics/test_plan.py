@@ -387,6 +387,9 @@ def test_a_tree_is_planned_with_the_levels_that_make_it_fastest(folder: Path) ->
     assert point["depth"] == 14
     [chain] = answer(f"{line} --drafter-cost 0.1", folder)["points"]
     assert point["speedup"] > chain["speedup"]
+    copied = line.replace("0.5", "0.99") + " --drafter-shape free --max-depth 80"
+    one, many = (answer(f"{copied} {more}", folder)["points"][0] for more in ("", "--tree 2"))
+    assert one["depth"] == 80 and many["speedup"] == pytest.approx(one["speedup"]), "a chain is a tree, of any depth"
     assert "14/" in plan(f"{line} --drafter-cost 0.1 --tree 2:0.5 --max-depth 14", folder).stdout
     line = line.replace("0.5", "@trees.json")
     measured = answer(f"{line} --drafter-cost 0.1 --tree 2", folder)["points"][0]

@@ -19,9 +19,6 @@ from wager.planner.acceptance import AcceptanceRates
 from wager.planner.cost import CostModel, StepCost
 from wager.planner.drafting import DraftCost
 
-_MOST_LEVELS = 32
-"""Levels of trees that are tried."""
-
 WIDEST = 64
 """Children of a node of a tree, at most."""
 
@@ -304,10 +301,10 @@ class Deployment:
         """Every number of nodes, each with the levels that make it fastest; steps[g] are seconds of one with g nodes.
         Where rounds were measured, their tokens count whatever the levels."""
         known = [limit for limit in (self.drafter.max_depth, acceptance.max_depth) if limit is not None]
-        reached = (1.0, *acceptance.survival(min([len(steps) - 1, _MOST_LEVELS, *known])))
+        reached = (1.0, *acceptance.survival(min([len(steps) - 1, *known])))
         rates = [after / before if before else 0.0 for before, after in pairwise(reached)]
         best: dict[int, DepthOutcome] = {}
-        for levels in range(1, len(rates) + 1):
+        for levels in batch_sizes((1, len(rates))):  # sizes of the same spacing
             nodes = tree.survival(rates[:levels], len(steps) - 1)
             drafting = self.drafter.seconds(batch, levels, context=context, width=tree.width)
             added = acceptance.added_tokens(len(steps) - 1) if acceptance.rounds else nodes
