@@ -20,7 +20,10 @@ from tiny_models import edit
 from tokenizer_models import save_model
 
 from in_process import Call, refused
+from wager.bench.scrape import Scrape
 from wager.economics.acceptance import survival
+
+PLAN = "--model Llama-3.1-8B --hardware H100 --drafter-shape free"
 
 Rounds = Sequence[tuple[int, int]]
 """Draft tokens and accepted ones of each round."""
@@ -61,6 +64,19 @@ sglang:spec_accept_length{engine_type="unified",model_name="q",tp_rank="0"} 2.6
 sglang:spec_num_steps{engine_type="unified",model_name="q",tp_rank="0"} 3.0
 """
 """Names and labels of srt/observability/metrics_collector.py of SGLang 0.5.23."""
+
+
+def sglang(rounds: Rounds, *, requests: int = 100) -> str:
+    """The counters that SGLang has after requests of these rounds ended, half of them streamed."""
+    tokens = sum(1 + accepted for _, accepted in rounds) + requests
+    label = 'model_name="q"'
+    lines = [f"sglang:spec_verify_calls_total{{{label}}} {len(rounds)}", f"sglang:spec_num_draft_tokens{{{label}}} 4"]
+    for streamed, half in (("true", tokens // 2), ("false", tokens - tokens // 2)):
+        lines.append(f'sglang:generation_tokens_total{{is_streaming="{streamed}",{label}}} {half}')
+        lines.append(f'sglang:num_requests_total{{is_streaming="{streamed}",{label}}} {requests // 2}')
+        lines.append(f'sglang:time_to_first_token_seconds_count{{is_streaming="{streamed}",{label}}} {requests}')
+    return SGLANG + "\n".join(lines) + "\n"
+
 
 LLAMA_CPP = """# TYPE llamacpp:tokens_predicted_total counter
 llamacpp:tokens_predicted_total 3.05406e+06
@@ -129,7 +145,7 @@ def test_counts_of_rounds_become_their_acceptance(wager: Call, tmp_path: Path) -
         assert low < wanted < high and low < found < high and high - low < 0.02
     assert value["survival_given_draft"] == pytest.approx(survival(rates, 3), abs=0.01)
     assert value["depths"][1]["lengths"] == pytest.approx([1 / 3, 0, 2 / 3], abs=0.01)
-    plan = "--model Llama-3.1-8B --hardware H100 --batch 4 --depth 3 --drafter-shape free --json -"
+    plan = f"{PLAN} --batch 4 --depth 3 --json -"
     planned = wager("plan", "--acceptance", str(out), more=plan)
     [point] = json.loads(planned.out)["points"]
     assert point["tokens_per_round"] == pytest.approx(value["tau"])
@@ -168,6 +184,37 @@ def test_sglangs_mean_becomes_one_rate_and_is_said_to_be_assumed(wager: Call, tm
     page.write_text(SGLANG.partition("# TYPE sglang:spec_num_steps")[0])
     refused(wager("acceptance", "--metrics", str(page)), "SGLang tells no draft steps", "--depth")
     assert wager("acceptance", "--metrics", str(page), "--depth", "4").code == 0
+    idle = SGLANG.replace('tp_rank="0"', 'dp_rank="1"').replace("2.6", "0.0")
+    page.write_text(SGLANG + idle)
+    assert "τ is 2.600" in wager("acceptance", "--metrics", str(page)).out, "a rank that drafted nothing"
+
+
+def test_sglang_counts_the_rounds_between_two_pages(wager: Call, tmp_path: Path) -> None:
+    """Its gauges are of the last seconds alone, so they do not count where it counts rounds."""
+    first, later = rounds_of((0.9,) * 3, (3,), count=500), rounds_of((0.6,) * 3, (3,), count=900)
+    before, after, out = tmp_path / "before.txt", tmp_path / "after.txt", tmp_path / "out.json"
+    before.write_text(sglang(first))
+    after.write_text(sglang([*first, *later], requests=300))
+    assert wager("acceptance", "--metrics", str(before), str(after), "-o", str(out)).code == 0
+    value = json.loads(out.read_text())
+    assert value["tau"] == 1 + sum(accepted for _, accepted in later) / 900 and value["drafts"] == 900
+    assert 1 + sum(survival(value["acceptance"], 3)) == pytest.approx(value["tau"])
+    assert wager("plan", "--acceptance", str(out), more=f"{PLAN} --depth 3").code == 0
+    refused(wager("acceptance", "--metrics", str(after), str(after)), "counts no draft")
+    pages = [Scrape.parse(page.read_text(), str(page)) for page in (before, after)]
+    assert pages[1].since(pages[0]).totals() == {
+        "rounds": 900,
+        "drafted": 2700,
+        "accepted": sum(accepted for _, accepted in later),
+    }
+
+
+def test_ray_serves_names_of_vllms_counters_are_read(wager: Call, tmp_path: Path) -> None:
+    found = []
+    for name in ("vllm:", "ray_vllm_"):
+        (page := tmp_path / "page.txt").write_text(ONE.replace("vllm:", name))
+        found.append(wager("acceptance", "--metrics", str(page)))
+    assert found[0] == found[1] and found[0].code == 0
 
 
 @pytest.mark.parametrize("end", ["--seconds 0.05", "", "--seconds 0"])
@@ -209,8 +256,11 @@ def test_bench_writes_the_acceptance_over_its_run(wager: Call, tmp_path: Path) -
 ONE = vllm([(3, 1), (3, 2)])
 CREATED = 'vllm:spec_decode_num_drafts_created{engine="0",model_name="m"}'
 REFUSED = (
-    ("before started", ("vllm:spec_decode_num_drafts_total began again", "it was 2 and is 1")),
-    ("before before", ("counts no draft: spec_decode_num_drafts_total did not rise",)),
+    ("before started", ("vllm:spec_decode_num_drafts_total of m began again", "it was 2 and is 1")),
+    ("ranks rank", ("vllm:spec_decode_num_drafts_total of m began again", "it was 2 and is 1")),
+    ("before other", ("of m began again between before and other: it was 2 and is gone", "of two servers")),
+    ("before before", ("counts no draft: its counters did not rise",)),
+    ("appended", ("spec_decode_num_drafts_total is there twice with the same labels",)),
     ("created again", ("began again between created and again",)),
     ("others", ("has no counters of speculation; its families are 1 of vllm, 1 of others",)),
     ("two", ("counts 2 models", "--model: m, n")),
@@ -233,6 +283,10 @@ def test_what_cannot_be_read_is_named(
     pages = {
         "before": ONE,
         "started": vllm([(3, 1)]),
+        "ranks": vllm([(3, 1), (3, 2)], ranks=2),
+        "rank": vllm([(3, 1)]) + vllm([(3, 2)] * 9, ranks=2).replace('engine="0"', "").replace("{,", "{"),
+        "other": vllm([(3, 1)] * 9, model="n"),
+        "appended": ONE + ONE,
         **{name: ONE + f"{CREATED} {at}\n" for at, name in enumerate(("created", "again"))},
         "others": "vllm:num_requests_running 1.0\npython_info 1.0\n",
         "two": ONE + vllm([(3, 1)], model="n"),

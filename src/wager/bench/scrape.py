@@ -1,13 +1,14 @@
 """What a server has counted of its speculation, from the text of its /metrics: counters under vLLM's names, which
-llama.cpp and wager share, and SGLang's gauges, which tell a mean alone.
+llama.cpp and wager share, and SGLang's, which tell a mean alone.
 
-vLLM's are in vllm/v1/spec_decode/metrics.py, llama.cpp's in tools/server/server-task.cpp, SGLang's in
-srt/observability/metrics_collector.py.
+vLLM's are in vllm/v1/spec_decode/metrics.py (as Ray Serve renames them in v1/metrics/ray_wrappers.py), llama.cpp's in
+tools/server/server-task.cpp, SGLang's in srt/observability/metrics_collector.py.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,9 +24,16 @@ _ACCEPTED, _BY_POSITION = "spec_decode_num_accepted_tokens_total", "spec_decode_
 _TO_POSITION = "spec_decode_num_draft_tokens_per_pos_total"
 _PROMPTS, _GENERATED, _FIRST = "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_count"
 _COUNTERS = (_DRAFTS, _DRAFTED, _ACCEPTED, _BY_POSITION, _TO_POSITION, _PROMPTS, _GENERATED, _FIRST)
-_STARTED, _LENGTH, _STEPS = "spec_decode_num_drafts_created", "spec_accept_length", "spec_num_steps"
-_SAME = {"tokens_predicted_total": _GENERATED}
-"""llama.cpp's own name."""
+_STARTED = "spec_decode_num_drafts_created"
+_LENGTH, _STEPS, _ROWS = "spec_accept_length", "spec_num_steps", "spec_num_draft_tokens"
+_SAME = {
+    "llamacpp:tokens_predicted_total": _GENERATED,
+    "sglang:spec_verify_calls_total": _DRAFTS,
+    "sglang:num_requests_total": _FIRST,
+    f"sglang:{_FIRST}": "",
+}
+"""Names of other engines. What SGLang counts of tokens and drafts it counts at a request's end."""
+_PREFIX = re.compile(r"(?:ray_)?(vllm)_|(\w+):")
 
 
 class CountedBy(NamedTuple):
@@ -36,13 +44,17 @@ class CountedBy(NamedTuple):
     drafter: str
 
 
+Series = tuple[CountedBy, str, frozenset[tuple[str, str]]]
+"""Whose counter it is, its name with the position, and all its labels."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationCounts:
     """What one drafter did: the `drafts` that were verified, their tokens, and by position in the draft the `accepted`
     ones and, of wager alone, the drafts `reaching` it. `generated`, `first_tokens` and `prompt_tokens` are the
     server's, 0 where it does not say, and `generated` also where other drafters drafted too. SGLang tells the mean
-    `length` of rounds since its last line of log, bonus token included, and the `steps` of a draft, 0 where it does
-    not say."""
+    `length` of rounds, bonus token included, and the `steps` of a draft, 0 where it does not say: where it counts no
+    drafts, of the rounds since its last line of log."""
 
     by: CountedBy
     drafts: int
@@ -65,67 +77,86 @@ class SpeculationCounts:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One reading of /metrics, and `where` it was read. Counters that differ in other labels (data parallel ranks) are
-    added up; of gauges the last one counts. `families`: how many there are by the prefixes of their names."""
+    """One reading of /metrics, and `where` it was read. Counters that differ in other labels (data parallel ranks,
+    replicas) are added up in `counts`; of gauges the last one that is not 0 counts. `families`: how many there are by
+    the prefixes of their names."""
 
     where: str
-    counts: Mapping[CountedBy, Counter[str]] = field(default_factory=dict)
+    series: Mapping[Series, float] = field(default_factory=dict)
     gauges: Mapping[CountedBy, Mapping[str, float]] = field(default_factory=dict)
     families: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str, where: str) -> Scrape:
         """UsageError for what is not in the format of Prometheus."""
-        counts: dict[CountedBy, Counter[str]] = {}
+        series: dict[Series, float] = {}
         gauges: dict[CountedBy, dict[str, float]] = {}
         families: Counter[str] = Counter()
         try:
             for family in text_string_to_metric_families(text):
-                prefix, colon, _ = family.name.partition(":")
-                families[prefix if colon else "others"] += 1
+                match = _PREFIX.match(family.name)
+                prefix = (match[1] or match[2]) if match else "others"
+                families[prefix] += 1
                 for sample in family.samples:
-                    name = sample.name.removeprefix(prefix + colon)
-                    name = _SAME.get(name, name)
+                    name = sample.name[match.end() :] if match else sample.name
+                    name = _SAME.get(f"{prefix}:{name}", name)
                     key = CountedBy(prefix, sample.labels.get("model_name", ""), sample.labels.get("drafter", ""))
-                    if name in _COUNTERS:
+                    if name in _COUNTERS or name == _STARTED:
                         if sample.value < 0:
                             raise ValueError(f"{sample.name} is {sample.value:g}")
                         by_position = name in (_BY_POSITION, _TO_POSITION)
                         place = f"[{int(sample.labels['position'])}]" if by_position else ""
-                        counts.setdefault(key, Counter())[name + place] += round(sample.value)
-                    elif name in (_STARTED, _LENGTH, _STEPS) and math.isfinite(sample.value):
+                        own = (key, name + place, frozenset(sample.labels.items()))
+                        if own in series:
+                            raise ValueError(f"{sample.name} is there twice with the same labels")
+                        series[own] = sample.value if name == _STARTED else round(sample.value)
+                    elif name in (_LENGTH, _STEPS, _ROWS) and 0 < sample.value < math.inf:
                         gauges.setdefault(key, {})[name] = sample.value
         except MALFORMED as error:
             raise UsageError(f"{where} is not in Prometheus' format: {error}.", "Give the text of /metrics.") from error
-        return cls(where, counts, gauges, families)
+        return cls(where, series, gauges, families)
+
+    @property
+    def counts(self) -> dict[CountedBy, Counter[str]]:
+        """The counters by whose they are; those of all ranks together."""
+        found: dict[CountedBy, Counter[str]] = {}
+        for (key, name, _), value in self.series.items():
+            found.setdefault(key, Counter())[name] += int(value)
+        return found
 
     def since(self, before: Scrape) -> Scrape:
-        """By how much the counters rose since an earlier reading. UsageError that names one which went back, as it does
-        when the server is started again."""
-        rose = {key: Counter(counted) for key, counted in self.counts.items()}
-        for key, earlier in before.counts.items():
-            later = rose.setdefault(key, Counter())
-            later.subtract(earlier)
-            starts = {scrape.gauges.get(key, {}).get(_STARTED) for scrape in (before, self)}
-            for name, value in later.items():
-                if value < 0 or (None not in starts and len(starts) > 1):
-                    raise UsageError(
-                        f"{key.engine}:{name} began again between {before.where} and {self.where}: it was "
-                        f"{earlier[name]} and is {earlier[name] + value}.",
-                        "The server was started again meanwhile, or the later reading is given first.",
-                    )
+        """By how much the counters rose since an earlier reading. UsageError that names one which went back or is gone,
+        as it is when its server, or one of its ranks, is started again."""
+        for own, earlier in before.series.items():
+            key, name, _ = own
+            later = self.series.get(own)
+            if later is None or later < earlier or (name == _STARTED and later != earlier):
+                raise UsageError(
+                    f"{key.engine}:{name}{f' of {key.model}' * bool(key.model)} began again between {before.where} and "
+                    f"{self.where}: it was {earlier:.12g} and is {'gone' if later is None else f'{later:.12g}'}.",
+                    "The server was started again meanwhile, the later reading is given first, or they are of two "
+                    "servers.",
+                )
+        rose = {own: value - before.series.get(own, 0) for own, value in self.series.items()}
         return Scrape(self.where, rose, self.gauges, self.families)
 
     def totals(self) -> Counter[str]:
         """Drafts (as `rounds`), drafted and accepted tokens of all drafters; without those that are 0."""
         names = {"rounds": _DRAFTS, "drafted": _DRAFTED, "accepted": _ACCEPTED}
-        return +Counter({name: sum(each[of] for each in self.counts.values()) for name, of in names.items()})
+        found = Counter({name: sum(each[of] for each in self.counts.values()) for name, of in names.items()})
+        for key, counted in self.counts.items():
+            if key.engine == "sglang":
+                rows = round(self.gauges.get(key, {}).get(_ROWS, 1.0))  # with the last known token
+                found["drafted"] += counted[_DRAFTS] * (rows - 1)
+                found["accepted"] += max(0, counted[_GENERATED] - counted[_FIRST] - counted[_DRAFTS])
+        return +found
 
     def speculation(self, *, model: str | None = None, drafter: str | None = None) -> SpeculationCounts:
         """The counts of the one model and drafter that drafted, or of those named where the server names any.
         UsageError if there is none, or more than one."""
-        keys = [key for key, counted in self.counts.items() if counted[_DRAFTS]]
-        keys += [key for key, each in self.gauges.items() if each.get(_LENGTH)]
+        counts = self.counts
+        keys = [key for key, counted in counts.items() if counted[_DRAFTS]]
+        keys += [key for key, each in self.gauges.items() if _LENGTH in each and _DRAFTS not in counts.get(key, ())]
         if not keys:
             raise self._nothing()
         for kind, wanted in (("model", model), ("drafter", drafter)):
@@ -140,7 +171,7 @@ class Scrape:
         """The error for counters that are missing, or that did not rise."""
         if self.gauges or any(_DRAFTS in counted for counted in self.counts.values()):
             return UsageError(
-                f"{self.where} counts no draft: {_DRAFTS} did not rise.",
+                f"{self.where} counts no draft: its counters did not rise.",
                 "Send the server requests meanwhile, whose answers are long enough to be drafted for.",
             )
         found = ", ".join(f"{count} of {prefix}" for prefix, count in self.families.items())
@@ -151,8 +182,12 @@ class Scrape:
 
     def _of(self, key: CountedBy) -> SpeculationCounts:
         nothing: Counter[str] = Counter()
-        own, server = self.counts.get(key, nothing), self.counts.get(key._replace(drafter=""), nothing)
-        drafting = [each for each, counted in self.counts.items() if each.model == key.model and counted[_DRAFTS]]
+        counts, gauges = self.counts, self.gauges.get(key, {})
+        own, server = counts.get(key, nothing), counts.get(key._replace(drafter=""), nothing)
+        drafting = [each for each, counted in counts.items() if each.model == key.model and counted[_DRAFTS]]
+        length = gauges.get(_LENGTH, 0.0)
+        if key.engine == "sglang" and own[_DRAFTS]:
+            length = (own[_GENERATED] - own[_FIRST]) / own[_DRAFTS]
         accepted, reaching = (self._by_position(own, family) for family in (_BY_POSITION, _TO_POSITION))
         return SpeculationCounts(
             key,
@@ -163,8 +198,8 @@ class Scrape:
             generated=server[_GENERATED] if len(drafting) < 2 else 0,
             first_tokens=server[_FIRST],
             prompt_tokens=server[_PROMPTS],
-            length=self.gauges.get(key, {}).get(_LENGTH, 0.0),
-            steps=round(self.gauges.get(key, {}).get(_STEPS, 0.0)),
+            length=length,
+            steps=round(gauges.get(_STEPS, 0.0)),
         )
 
     def _by_position(self, counted: Counter[str], family: str) -> list[int]:

@@ -115,7 +115,7 @@ def report_served(
         "engine": counts.by.engine,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    if not counts.drafts:
+    if counts.length:
         values, lines = _mean_alone(counts, depth)
     elif depth is not None:
         raise UsageError(f"--depth has no effect on counters by depth, as {after.where} has them.", "Leave it out.")
@@ -172,12 +172,16 @@ def _mean_alone(counts: SpeculationCounts, depth: int | None) -> tuple[dict[str,
     if not 1 <= tau <= steps + 1 or steps > DEEPEST:
         raise UsageError(f"τ = {tau:.3g} is impossible with drafts of {steps} steps.", "Give the steps with --depth.")
     alpha = constant_rate(tau, steps)
+    counted = {"drafts": counts.drafts} if counts.drafts else {}
+    which = (
+        f"{counts.drafts} rounds of requests that ended" if counts.drafts else "the rounds since its last line of log"
+    )
     lines = [
-        f"SGLang tells a mean alone: in the rounds since its last line of log τ is {tau:.3f}, bonus token included.",
+        f"SGLang tells a mean alone: in {which} τ is {tau:.3f}, bonus token included.",
         f"ASSUMED: every draft token is accepted with one probability. At {steps} steps τ gives α = {alpha:.3f}. Real "
         "rates change with depth, so a plan for other depths is a guess, and there is no interval.",
     ]
-    return {"depth": steps, "tau": tau, "alpha": alpha, "acceptance": [alpha] * steps}, lines
+    return {"depth": steps, **counted, "tau": tau, "alpha": alpha, "acceptance": [alpha] * steps}, lines
 
 
 def depth_rows(acceptance: DrafterAcceptance) -> list[list[str]]:
