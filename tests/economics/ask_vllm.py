@@ -12,9 +12,13 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_
 
 from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ImportError:  # before 0.33
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 
 def ask(command):

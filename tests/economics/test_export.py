@@ -31,8 +31,7 @@ LINES = {
     "model": f"{PAIR} --batch 1,64,256 --max-depth 3",
     "mtp": f"{V3} --tp 8",
     "mtp over ranks": f"{V3} --ep 16",
-    "dflash": f"{LLAMA} --drafter-shape block:8 --batch 1,16",
-    "medusa": f"{LLAMA} --drafter-shape medusa:4 --batch 1,16",
+    "dflash": f"{LLAMA} --drafter-shape block:8 --batch 1,8,16,32,128 --acceptance 0.4",
     "suffix": f"{LLAMA} --drafter-shape free --batch 1,16 --acceptance @suffix.json",
     "off": f"{LLAMA} --drafter-shape eagle --batch 16 --acceptance 0.05",
 }
@@ -91,14 +90,14 @@ def test_vllm_takes_what_is_exported(plan):
         # vllm/v1/spec_decode/dynamic/utils.py: from 1 on, without overlap; and here without gaps
         assert [first for first, _, _ in table] == [1, *(last + 1 for _, last, _ in table[:-1])]
         assert table[-1][1] == flags["max_num_seqs"] and max(depth for *_, depth in table) == export["depth"]
-        constant = drafter in ("suffix", "medusa", "mtp over ranks")  # proposers that assert it; data parallelism
+        constant = drafter in ("suffix", "mtp over ranks")  # a proposer that asserts it; data parallelism
         assert constant == (constant and "num_speculative_tokens_per_batch_size" not in config)
     assert 0 in [depth for *_, depth in plan("vllm", LINES["eagle3"])["export"]["by_batch"]]
 
 
 def test_sglang_takes_what_is_exported(plan):
     for drafter, line in LINES.items():
-        if drafter in ("medusa", "suffix"):
+        if drafter == "suffix":
             continue
         export = plan("sglang", line)["export"]
         assert export["command"][:3] == ["python", "-m", "sglang.launch_server"]
@@ -123,7 +122,7 @@ def test_sglang_takes_what_is_exported(plan):
 
 def test_llama_cpp_takes_what_is_exported(plan):
     for drafter, line in LINES.items():
-        if drafter in ("medusa", "suffix", "mtp over ranks"):
+        if drafter in ("suffix", "mtp over ranks"):
             continue
         export = plan("llama.cpp", line)["export"]
         flags = parsed("llama.cpp", export["command"][1:])
@@ -212,6 +211,8 @@ def test_a_table_costs_what_the_engine_drafts_beyond_it(plan):
         assert export["total"]["loss"] == pytest.approx(sum(lost) / len(lost)) and max(lost) > 0
         one = plan("sglang" if drafter == "model" else "llama.cpp", LINES[drafter])["export"]
         assert export["total"]["loss"] < one["total"]["loss"]
+    blocks = plan("vllm", LINES["dflash"])["export"]
+    assert blocks["by_batch"][-1][-1] == 0 and blocks["total"]["worst"] < 1e-3, "nothing is drafted where it says 0"
 
 
 def test_what_an_engine_does_not_have_counts_step_by_step(plan):
@@ -246,7 +247,7 @@ def test_a_fixed_depth_and_batches_that_do_not_fit(plan):
 @pytest.mark.parametrize(
     ("engine", "line", "words"),
     [
-        ("sglang", LINES["medusa"], ["SGLang 0.5.23 has no", "medusa"]),
+        ("vllm", f"{LLAMA} --drafter-shape medusa:4", ["vLLM 0.33.0 has no", "medusa"]),
         ("llama.cpp", LINES["suffix"], ["llama.cpp b11549 has no", "suffix"]),
         ("vllm", f"{LLAMA} --drafter-cost 0.1", ["--drafter-cost"]),
         ("llama.cpp", LINES["mtp over ranks"], ["expert parallelism"]),
@@ -285,14 +286,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
     },
     "eagle3": {**_LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 500},
-    "medusa": {
-        "model_type": "medusa",
-        "architectures": ["MedusaModel"],
-        "hidden_size": 64,
-        "vocab_size": 1000,
-        "num_heads": 4,
-        "num_hidden_layers": 1,
-    },
     "dflash": {
         **_LLAMA,
         "model_type": "qwen3",

@@ -1,6 +1,6 @@
 """`wager plan --export`: the plan as what vLLM, SGLang or llama.cpp takes, and what the engine cannot express of it.
 
-What an engine can do is read from its sources: vLLM 0.32.0 (config/speculative.py, v1/spec_decode/dynamic/utils.py and
+What an engine can do is read from its sources: vLLM 0.33.0 (config/speculative.py, v1/spec_decode/dynamic/utils.py and
 the proposers of both model runners), SGLang 0.5.23 (srt/arg_groups/speculative_hook.py, srt/speculative/
 adaptive_spec_params.py) and llama.cpp b11549 (common/arg.cpp, common/speculative.cpp). docs/export.md has it in words.
 """
@@ -38,7 +38,7 @@ _LOOKUP = 3
 
 
 _BLOCKS = ("dflash", "dspark")
-_CHECKPOINTS = ("model", "eagle3", "medusa", *_BLOCKS)
+_CHECKPOINTS = ("model", "eagle3", *_BLOCKS)
 """Kinds of drafters that have files of their own."""
 
 _KINDS = {"free": "ngram", "eagle": "eagle3", "block": "dflash"}
@@ -53,15 +53,16 @@ class OtherEngine:
     """An engine with its version, and its methods by kind of drafter.
 
     Where the depth may depend on the batch, `by_batch` tells how deep is drafted to verify a depth of that table: as
-    deep ("depth"); at least one token, with which a head keeps its cache up to date ("one"); or always as deep as the
-    deepest of the table ("deepest"). `table` is a remark on these tables, `groups` why data-parallel groups have none
-    (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of `padded` ones rows are verified
-    whether or not something was drafted; those in `trees` draft trees, all of one shape.
+    deep ("depth"); at least one token, with which a head keeps its cache up to date ("one"); as deep as the deepest of
+    the table, always ("deepest") or where it is not 0 ("block"). `table` is a remark on these tables, `groups` why
+    data-parallel groups have none (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of
+    `padded` ones rows are verified whether or not something was drafted; those in `trees` draft trees, all of one
+    shape.
     """
 
     name: str
     methods: Mapping[str, str]
-    by_batch: Mapping[str, Literal["depth", "one", "deepest"]]
+    by_batch: Mapping[str, Literal["depth", "one", "block", "deepest"]]
     table: str = ""
     groups: str = ""
     not_in_groups: Collection[str] = ()
@@ -71,9 +72,9 @@ class OtherEngine:
 
 ENGINES: Mapping[str, OtherEngine] = {
     "vllm": OtherEngine(
-        "vLLM 0.32.0",
-        {"model": "draft_model"} | {kind: kind for kind in ("ngram", "suffix", "medusa", "eagle3", "mtp", *_BLOCKS)},
-        {"ngram": "depth", "eagle3": "one", "mtp": "one", **dict.fromkeys(("model", *_BLOCKS), "deepest")},
+        "vLLM 0.33.0",
+        {"model": "draft_model"} | {kind: kind for kind in ("ngram", "suffix", "eagle3", "mtp", *_BLOCKS)},
+        {"ngram": "depth", "eagle3": "one", "mtp": "one", "model": "deepest", **dict.fromkeys(_BLOCKS, "block")},
         table="Requests whose prompt is computed in a step count as its batch, too",
         groups="A depth by batch is dropped under data parallelism",
     ),
@@ -232,7 +233,8 @@ def export_plan(report: PlanReport, engine: str, *, model: str) -> Export:
     return Export(
         target.name,
         f"{deployment.cost.model.name} on {deployment.cost.device.name}: drafter {deployment.drafter.name}, context "
-        f"{contexts}, acceptance {rates}, batch {min(report.batches)} to {max(report.batches)}",
+        f"{contexts}, acceptance {rates}, batch "
+        + " to ".join(map(str, sorted({min(report.batches), max(report.batches)}))),
         setup.method if depth else None,
         depth,
         by_batch,
@@ -327,7 +329,7 @@ class _Grid:
     def depths_by_batch(self, *, kept: float = 1.0) -> list[int]:
         """The best one for each batch size, or one for all where nothing is gained; that of the batch before stays
         while it gives the share `kept` of the best one's tokens."""
-        deepest = self._depths if self.drafted == "deepest" else self._depths[-1:]
+        deepest = self._depths if self.drafted in ("block", "deepest") else self._depths[-1:]
         tables = [self.one_depth(), *(self._table(depth, kept) for depth in deepest)]
         return max(tables, key=lambda table: float((self.exported(table) / self.planned()).mean()))
 
@@ -345,7 +347,8 @@ class _Grid:
         return table
 
     def _drafted(self, depth: int, deepest: int) -> int:
-        return {"depth": depth, "one": min(max(1, depth), deepest), "deepest": deepest}[self.drafted]
+        drafted = {"depth": depth, "one": min(max(1, depth), deepest), "block": deepest if depth else 0}
+        return drafted.get(self.drafted, deepest)
 
     # ---- tokens/s on the planned batches ----------------------------------------------------------------------------
 
@@ -396,7 +399,8 @@ def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -
     exact, text = table, "One depth for every batch, and none above which speculation is off"
     if grid.by_batch:
         exact = grid.depths_by_batch()
-        text = f"At every batch as much is drafted as for depth {max(exact)}, of which less is verified"
+        where = "Wherever speculation is on" if grid.drafted == "block" else "At every batch"
+        text = f"{where} as much is drafted as for depth {max(exact)}, of which less is verified"
         if grid.drafted == "one":
             text = "Where speculation is off the head still runs once a step, for its cache"
     if setup.kind in target.padded:
