@@ -209,6 +209,24 @@ def test_sglang_counts_the_rounds_between_two_pages(wager: Call, tmp_path: Path)
     }
 
 
+def test_several_drafters_of_a_server_are_counted_together(wager: Call, tmp_path: Path) -> None:
+    """As what the server does, rounds without a draft included; one of them by its name, with an argument too."""
+    own = {"store": rounds_of((0.9,), (3,), count=500), "suffix": rounds_of((0.5,), (3,), count=500)}
+    lines = vllm([*own["store"], *own["suffix"], *[(0, 0)] * 250]).splitlines()
+    lines = [line for line in lines if "spec_decode" not in line]
+    for name, rounds in own.items():
+        label = f'drafter="{name}",model_name='
+        lines += [line.replace("model_name=", label) for line in vllm(rounds).splitlines() if "spec_decode" in line]
+    (page := tmp_path / "page.txt").write_text("\n".join(lines).replace("vllm:", "wager:") + "\n")
+    found = {}
+    for more in ("", "--drafter suffix", "--drafter store:FILE"):
+        done = wager("acceptance", "--metrics", str(page), "-o", str(tmp_path / "out.json"), more=more)
+        assert done.code == 0, done.err
+        value = json.loads((tmp_path / "out.json").read_text())
+        found[value["drafter"]] = value["drafts"], value["coverage"]
+    assert found == {"store,suffix": (1000, 0.8), "suffix": (500, None), "store": (500, None)}
+
+
 def test_ray_serves_names_of_vllms_counters_are_read(wager: Call, tmp_path: Path) -> None:
     found = []
     for name in ("vllm:", "ray_vllm_"):
@@ -228,8 +246,9 @@ def test_a_server_is_read_twice(wager: Call, tmp_path: Path, end: str) -> None:
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         return response(vllm(rounds[: read[-1]]).encode(), kind="text/plain")
 
-    with scripted(WHOLE, metrics=metrics) as server:
-        done = wager("acceptance", "--metrics", server.url, "-o", str(out), more=end)
+    page = "metrics?model=m"  # as a router of llama.cpp has them
+    with scripted(WHOLE, **{page: metrics}) as server:
+        done = wager("acceptance", "--metrics", f"{server.url}/{page}", "-o", str(out), more=end)
         assert done.code == 0, done.err
         value = json.loads(out.read_text())
         asked = rounds[:20] if end == "--seconds 0" else rounds[20:40]
@@ -243,11 +262,16 @@ def test_bench_writes_the_acceptance_over_its_run(wager: Call, tmp_path: Path) -
         rounds.append((3, 1))
         return WHOLE
 
-    with scripted(script, metrics=lambda: response(vllm(rounds).encode(), kind="text/plain")) as server:
-        done = wager("bench", "--url", server.url, "--acceptance-file", str(out), more="--requests 4 --json -")
+    def metrics() -> bytes:
+        """Another model has other users meanwhile."""
+        return response((vllm(rounds) + vllm(rounds * 2, model="n")).encode(), kind="text/plain")
+
+    with scripted(script, metrics=metrics) as server:
+        call = ["bench", "--url", server.url, "--model", "m", "--acceptance-file", str(out)]
+        done = wager(*call, more="--requests 4 --json -")
         assert done.code == 0, done.err
     assert json.loads(out.read_text())["survival_given_draft"] == [1, 0, 0]
-    assert json.loads(done.out)["summary"]["acceptance"]["rounds"] == 4
+    assert json.loads(out.read_text())["model"] == "m" and json.loads(out.read_text())["drafts"] == 4
     with scripted(WHOLE) as server:
         done = wager("bench", "--url", server.url, "--acceptance-file", str(out), more="--requests 1")
     refused(done, "/metrics answered with status 404", code=1)
@@ -265,6 +289,7 @@ REFUSED = (
     ("others", ("has no counters of speculation; its families are 1 of vllm, 1 of others",)),
     ("two", ("counts 2 models", "--model: m, n")),
     ("two --model o", ("counts no model 'o'",)),
+    ("proxied", ("counts 2 models", "--model: m, n")),
     ("prompts", ("is not in Prometheus' format",)),
     ("missing", ("file missing cannot be read",)),
     ("before --seed 3", ("--seed has no effect with --metrics",)),
@@ -289,7 +314,8 @@ def test_what_cannot_be_read_is_named(
         "appended": ONE + ONE,
         **{name: ONE + f"{CREATED} {at}\n" for at, name in enumerate(("created", "again"))},
         "others": "vllm:num_requests_running 1.0\npython_info 1.0\n",
-        "two": ONE + vllm([(3, 1)], model="n"),
+        "two": (two := ONE + vllm([(3, 1)], model="n")),
+        "proxied": two.replace("vllm:", "llamacpp:").replace("model_name", "model"),
         "prompts": '{"id": 1, "prompt": "hello"}\n',
         "lengths": "".join(line for line in ONE.splitlines(keepends=True) if "per_pos" not in line),
         "gap": "".join(line for line in ONE.splitlines(keepends=True) if 'position="1"' not in line),

@@ -67,7 +67,8 @@ class OpenAIServer:
     def parse(cls, url: str, *, key: str | None = None) -> OpenAIServer:
         """A server from http://HOST[:PORT][/PATH]; /v1 where there is no path. UsageError for another text."""
         host = r"\[[\da-fA-F:.]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"  # longer parts of a name cannot be looked up
-        match = re.fullmatch(rf"(https?)://({host})(?::(\d{{1,5}}))?(/[\w./~%-]*)?", url, re.ASCII)
+        place = rf"(https?)://({host})(?::(\d{{1,5}}))?(/[\w./~%-]*(?:(?<=/metrics)\?[\w./~%=&:+-]*)?)?"
+        match = re.fullmatch(place, url, re.ASCII)
         if not match or not 0 < int(match[3] or 1) < 1 << 16:
             raise UsageError(
                 f"{shown(url)} is not the URL of a server.",
@@ -354,7 +355,7 @@ def _scraped(server: OpenAIServer) -> Scrape | None:
 
 def read_metrics(server: OpenAIServer) -> Scrape:
     """What the server's /metrics say now. WagerError if there are none, UsageError if they are no metrics."""
-    path = server.base if server.base.endswith("/metrics") else "/metrics"
+    path = server.base if "/metrics" in server.base else "/metrics"
     where, hint = server.origin + path, "Check the URL, the key, and that the server runs and offers metrics."
     try:
         with server.request(path) as (response, _):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -50,11 +50,11 @@ Series = tuple[CountedBy, str, frozenset[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounts:
-    """What one drafter did: the `drafts` that were verified, their tokens, and by position in the draft the `accepted`
-    ones and, of wager alone, the drafts `reaching` it. `generated`, `first_tokens` and `prompt_tokens` are the
-    server's, 0 where it does not say, and `generated` also where other drafters drafted too. SGLang tells the mean
-    `length` of rounds, bonus token included, and the `steps` of a draft, 0 where it does not say: where it counts no
-    drafts, of the rounds since its last line of log."""
+    """What one drafter did, or several together: the `drafts` that were verified, their tokens, and by position in the
+    draft the `accepted` ones and, of wager alone, the drafts `reaching` it. `generated`, `first_tokens` and
+    `prompt_tokens` are the server's, 0 where it does not say, and `generated` also where other drafters drafted too.
+    SGLang tells the mean `length` of rounds, bonus token included, and the `steps` of a draft, 0 where it does not say:
+    where it counts no drafts, of the rounds since its last line of log."""
 
     by: CountedBy
     drafts: int
@@ -100,7 +100,10 @@ class Scrape:
                 for sample in family.samples:
                     name = sample.name[match.end() :] if match else sample.name
                     name = _SAME.get(f"{prefix}:{name}", name)
-                    key = CountedBy(prefix, sample.labels.get("model_name", ""), sample.labels.get("drafter", ""))
+                    model = sample.labels.get(
+                        "model_name", sample.labels.get("model", "")
+                    )  # as proxies of llama.cpp write it
+                    key = CountedBy(prefix, model, sample.labels.get("drafter", ""))
                     if name in _COUNTERS or name == _STARTED:
                         if sample.value < 0:
                             raise ValueError(f"{sample.name} is {sample.value:g}")
@@ -152,8 +155,8 @@ class Scrape:
         return +found
 
     def speculation(self, *, model: str | None = None, drafter: str | None = None) -> SpeculationCounts:
-        """The counts of the one model and drafter that drafted, or of those named where the server names any.
-        UsageError if there is none, or more than one."""
+        """The counts of the one model that drafted, and of all its drafters together, or of those named where the
+        server names any. UsageError if there is none, or more than one model."""
         counts = self.counts
         keys = [key for key, counted in counts.items() if counted[_DRAFTS]]
         keys += [key for key, each in self.gauges.items() if _LENGTH in each and _DRAFTS not in counts.get(key, ())]
@@ -161,11 +164,11 @@ class Scrape:
             raise self._nothing()
         for kind, wanted in (("model", model), ("drafter", drafter)):
             names = sorted({getattr(key, kind) for key in keys} - {""})
-            if names and wanted not in names and (wanted or len(names) > 1):
+            if names and wanted not in names and (wanted or (kind == "model" and len(names) > 1)):
                 counted = f"no {kind} {wanted!r}" if wanted else f"{len(names)} {kind}s"
                 raise UsageError(f"{self.where} counts {counted}.", f"Name one with --{kind}: {', '.join(names)}.")
             keys = [key for key in keys if wanted is None or not names or getattr(key, kind) == wanted]
-        return self._of(keys[0])
+        return self._of([key for key in keys if key[:2] == keys[0][:2]])
 
     def _nothing(self) -> UsageError:
         """The error for counters that are missing, or that did not rise."""
@@ -180,22 +183,23 @@ class Scrape:
             "Start the server with speculation and metrics (llama.cpp: --metrics, SGLang: --enable-metrics).",
         )
 
-    def _of(self, key: CountedBy) -> SpeculationCounts:
-        nothing: Counter[str] = Counter()
-        counts, gauges = self.counts, self.gauges.get(key, {})
-        own, server = counts.get(key, nothing), counts.get(key._replace(drafter=""), nothing)
-        drafting = [each for each, counted in counts.items() if each.model == key.model and counted[_DRAFTS]]
+    def _of(self, keys: Sequence[CountedBy]) -> SpeculationCounts:
+        key, counts, own = keys[0]._replace(drafter=""), self.counts, Counter[str]()
+        for each in keys:
+            own.update(counts.get(each, {}))
+        server, gauges = counts.get(key, Counter[str]()), self.gauges.get(key, {})
+        alone = all(each in keys for each, counted in counts.items() if each.model == key.model and counted[_DRAFTS])
         length = gauges.get(_LENGTH, 0.0)
         if key.engine == "sglang" and own[_DRAFTS]:
             length = (own[_GENERATED] - own[_FIRST]) / own[_DRAFTS]
         accepted, reaching = (self._by_position(own, family) for family in (_BY_POSITION, _TO_POSITION))
         return SpeculationCounts(
-            key,
+            key._replace(drafter=",".join(sorted(each.drafter for each in keys))),
             drafts=own[_DRAFTS],
             drafted=own[_DRAFTED],
             accepted=tuple(accumulate(accepted, min, initial=own[_DRAFTS]))[1:],  # llama.cpp rounds to six digits
             reaching=tuple(reaching),
-            generated=server[_GENERATED] if len(drafting) < 2 else 0,
+            generated=server[_GENERATED] if alone else 0,
             first_tokens=server[_FIRST],
             prompt_tokens=server[_PROMPTS],
             length=length,

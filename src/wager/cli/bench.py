@@ -328,7 +328,9 @@ def _bench_server(
     if before and path:
         from wager.cli.served_acceptance import report_served
 
-        report_served(before, load.read_metrics(server), outputs=[path], to_stdout=json_path != console.STDOUT)
+        after = load.read_metrics(server)
+        counted = model if any(key.model == model for key in after.counts) else None  # it may be called otherwise
+        report_served(before, after, model=counted, outputs=[path], to_stdout=json_path != console.STDOUT)
     if not result["summary"]["ok"]:
         failure = result["summary"]["failures"][0]
         raise WagerError(f"No request was answered: {failure['message']}.", "Check the server's own log.")

@@ -13,6 +13,7 @@ import click
 
 from wager.bench.scrape import Scrape, SpeculationCounts
 from wager.cli.measuring import key_flag, read_key
+from wager.drafter_spec import parse_drafters
 from wager.economics.acceptance import constant_rate
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
@@ -37,7 +38,7 @@ def metrics_flags(function: flags.Function) -> flags.Function:
         metavar="URL|FILE",
         help="Take acceptance by depth from the /metrics of a server (vLLM, llama.cpp, SGLang, wager) instead. URL: "
         "over --seconds, or until Ctrl-C. FILE: a saved page, since the server's start, or until that of [FILE]. "
-        "--model and --drafter choose among several; --depth is SGLang's, where it does not say.",
+        "--model chooses among several, --drafter one drafter of several; --depth is SGLang's, where it does not say.",
     )
     @click.option(
         "--seconds",
@@ -62,7 +63,9 @@ def metrics_flags(function: flags.Function) -> flags.Function:
             before,
             after,
             model=values["model"] if flags.wrote("model") else None,
-            drafter=",".join(values["drafter"]) if flags.wrote("drafter") else None,
+            drafter=",".join(spec.label for text in values["drafter"] for spec in parse_drafters(text))
+            if flags.wrote("drafter")
+            else None,
             depth=values["depth"],
             outputs=outputs,
         )
@@ -106,7 +109,7 @@ def report_served(
     depth: int | None = None,
 ) -> None:
     """Write and show the acceptance between two readings of a server's counters (None: since its start). UsageError for
-    counters that are missing, do not rise or go back, and for several models or drafters of which none is named."""
+    counters that are missing, do not rise or go back, and for several models of which none is named."""
     to_stdout = to_stdout and console.STDOUT not in outputs
     counts = (after if before is None else after.since(before)).speculation(model=model, drafter=drafter)
     about = {
