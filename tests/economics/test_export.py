@@ -126,6 +126,7 @@ def test_llama_cpp_takes_what_is_exported(plan):
             continue
         export = plan("llama.cpp", line)["export"]
         flags = parsed("llama.cpp", export["command"][1:])
+        assert flags["ctx_size"] >= flags["parallel"] * plan("llama.cpp", line)["points"][0]["context"]
         assert export["by_batch"] == [] and set(export["environment"]) <= set(OPTIONS["llama.cpp"]["environment"])
         if drafter == "off":
             assert "spec_type" not in flags

@@ -140,7 +140,8 @@ deployment_flags = flags.add(
     type=flags.Count(1, 1 << 20),
     default=512,
     metavar="N",
-    help="Tokens of an answer, for the share of prompts (of --context positions) in the devices' time.",
+    help="Tokens of an answer, for the share of prompts (of --context positions) in the devices' time, and llama.cpp's "
+    "cache.",
 )
 @click.option(
     "--price",
@@ -184,7 +185,7 @@ def command(
     from wager.planner.report import PlanReport
 
     if engine and not json_path:
-        flags.refuse(["price", "output"], "with --export and without --json")
+        flags.refuse(["price", *["output"] * (engine != "llama.cpp")], "with --export and without --json")
     deployment = replace(plan_deployment(model, hardware, PlanSettings(**settings)), output=output)
     groups = deployment.cost.cluster.groups
     if total_batch and groups == 1:

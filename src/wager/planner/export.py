@@ -474,7 +474,10 @@ def _sglang(setup: _Setup) -> _Written:
 
 
 def _llama_cpp(setup: _Setup) -> _Written:
+    # Slots divide the context. Without a size it is the model's own, in memory that was not planned.
+    slot = max(setup.report.contexts) + setup.report.deployment.output
     command = ["llama-server", "-m", setup.model, "--parallel", str(setup.batch)]
+    command += ["--ctx-size", str(setup.batch * slot)]
     if setup.cluster.tp > 1:
         command += ["--split-mode", "tensor"]
     if not setup.depth:
