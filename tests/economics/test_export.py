@@ -33,7 +33,7 @@ LINES = {
     "mtp over ranks": f"{V3} --ep 16",
     "dflash": f"{LLAMA} --drafter-shape block:8 --batch 1,8,16,32,128 --acceptance 0.4",
     "suffix": f"{LLAMA} --drafter-shape free --batch 1,16 --acceptance @suffix.json",
-    "off": f"{LLAMA} --drafter-shape eagle --batch 16 --acceptance 0.05",
+    "off": f"{LLAMA} --drafter-shape eagle --batch 16 --acceptance 0.05 --cache fp8",
 }
 """Plans by what drafts."""
 MADE: dict[tuple[str, str], str] = {}
@@ -237,6 +237,21 @@ def test_trees_are_exported_where_the_engine_drafts_them(plan):
     assert flags["speculative_num_steps"] == last["levels"] and "speculative_adaptive" not in flags
     chains = plan("vllm", line)
     assert "chains" in chains["export"]["limits"][0]["text"] and chains["export"]["limits"][0]["loss"] > 0.05
+
+
+def test_formats_that_are_not_the_releases_are_options_or_said(plan):
+    line = f"{LLAMA} --drafter-shape free --batch 4 --acceptance 0.6 --precision fp8 --cache"
+    for engine, cache, words in (
+        ("vllm", "fp8", ["--kv-cache-dtype", "fp8"]),
+        ("sglang", "fp8", ["--kv-cache-dtype", "fp8_e4m3"]),
+        ("llama.cpp", "q8", ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]),
+        ("vllm", "q8", []),
+    ):
+        export = plan(engine, f"{line} {cache}")["export"]
+        assert export["command"][len(export["command"]) - len(words) :] == words
+        said = " ".join(limit["text"] for limit in export["limits"])
+        assert "Weights are planned in fp8" in said
+        assert ("Keys and values are planned in q8_0" in said) == (not words)
 
 
 def test_a_fixed_depth_and_batches_that_do_not_fit(plan):

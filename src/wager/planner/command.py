@@ -205,7 +205,8 @@ def command(
         acceptances=rates,
         price=price,
     )
-    exported = export_plan(report, engine, model=model) if engine else None
+    formats = {name: settings[name] for name in ("precision", "cache")}
+    exported = export_plan(report, engine, model=model, **formats) if engine else None
     if json_path:
         console.write_json(report.as_dict() | ({"export": asdict(exported)} if exported else {}), json_path)
     if exported and json_path != console.STDOUT:

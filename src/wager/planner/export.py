@@ -11,13 +11,14 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import click
 import numpy as np
 import numpy.typing as npt
 
+from wager.arch import find_format
 from wager.errors import UsageError
 from wager.planner.cost import Cluster
 from wager.planner.drafting import PassDraftCost
@@ -57,7 +58,7 @@ class OtherEngine:
     the table, always ("deepest") or where it is not 0 ("block"). `table` is a remark on these tables, `groups` why
     data-parallel groups have none (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of
     `padded` ones rows are verified whether or not something was drafted; those in `trees` draft trees, all of one
-    shape.
+    shape. `caches` are the options for keys and values by their formats.
     """
 
     name: str
@@ -68,6 +69,7 @@ class OtherEngine:
     not_in_groups: Collection[str] = ()
     padded: Collection[str] = ()
     trees: Collection[str] = ()
+    caches: Mapping[str, str] = field(default_factory=dict)
 
 
 ENGINES: Mapping[str, OtherEngine] = {
@@ -77,6 +79,7 @@ ENGINES: Mapping[str, OtherEngine] = {
         {"ngram": "depth", "eagle3": "one", "mtp": "one", "model": "deepest", **dict.fromkeys(_BLOCKS, "block")},
         table="Requests whose prompt is computed in a step count as its batch, too",
         groups="A depth by batch is dropped under data parallelism",
+        caches={name: f"--kv-cache-dtype {name}" for name in ("fp8", "nvfp4")},
     ),
     "sglang": OtherEngine(
         "SGLang 0.5.23",
@@ -93,12 +96,16 @@ ENGINES: Mapping[str, OtherEngine] = {
         not_in_groups=("ngram", "model"),
         padded=("ngram",),
         trees=("eagle3", "mtp", "model"),
+        caches={"fp8": "--kv-cache-dtype fp8_e4m3", "nvfp4": "--kv-cache-dtype nvfp4"},
     ),
     "llama.cpp": OtherEngine(
         "llama.cpp b11549",
         {"ngram": "ngram-simple", "model": "draft-simple"}
         | {kind: f"draft-{kind}" for kind in ("eagle3", "mtp", *_BLOCKS)},
         {},
+        caches={
+            name: f"--cache-type-k {name} --cache-type-v {name}" for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+        },
     ),
 }
 
@@ -206,8 +213,11 @@ _Written = tuple[list[str], dict[str, str], dict[str, dict[str, Any]]]
 """Command, environment and files."""
 
 
-def export_plan(report: PlanReport, engine: str, *, model: str) -> Export:
-    """The plan for one of ENGINES, which is told to serve `model`. UsageError where the engine has no such drafter, or
+def export_plan(
+    report: PlanReport, engine: str, *, model: str, precision: str | None = None, cache: str | None = None
+) -> Export:
+    """The plan for one of ENGINES, which is told to serve `model`; `precision` and `cache` are the formats of the plan
+    that are not the release's. UsageError where the engine has no such drafter, or
     not where it is planned."""
     target, deployment = ENGINES[engine], report.deployment
     kind, argument = _kind_of(report)
@@ -229,7 +239,13 @@ def export_plan(report: PlanReport, engine: str, *, model: str) -> Export:
     levels = grid.levels[depth] if grid.levels else None
     setup = _Setup(report, model, kind, target.methods[kind], checkpoint, longest, depth, by_batch, levels)
     contexts, rates = ",".join(map(str, report.contexts)), ",".join(rate.label for rate in report.acceptances)
-    left_out = [Limit("Larger planned batches do not fit in memory and are left out")] if unfit else []
+    further = [Limit("Larger planned batches do not fit in memory and are left out")] if unfit else []
+    if precision:
+        further.append(Limit(f"Weights are planned in {precision}: serve a checkpoint that has them so"))
+    stored = find_format(cache).name if cache else ""
+    if stored not in ("", "bf16", "fp16", *target.caches):
+        further.append(Limit(f"Keys and values are planned in {stored}, and it has {', '.join(target.caches)}"))
+    command, environment, files = _WRITERS[engine](setup)
     return Export(
         target.name,
         f"{deployment.cost.model.name} on {deployment.cost.device.name}: drafter {deployment.drafter.name}, context "
@@ -238,8 +254,10 @@ def export_plan(report: PlanReport, engine: str, *, model: str) -> Export:
         setup.method if depth else None,
         depth,
         by_batch,
-        *_WRITERS[engine](setup),
-        [*_limits(target, setup, grid, table), *left_out],
+        [*command, *target.caches.get(stored, "").split()],
+        environment,
+        files,
+        [*_limits(target, setup, grid, table), *further],
         grid.limit("In all", grid.planned(), grid.exported(table)),
     )
 
