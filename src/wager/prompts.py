@@ -131,12 +131,12 @@ _ROLES |= dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard"), "assist
 """By ShareGPT's names."""
 _PROMPTS = ("messages", "conversations", "conversation", "turns", "prompt", "prompt_token_ids", "input")
 _TIMES = ("arrival", "timestamp", "created", "time")
-_RENAMED = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
+_RENAMED = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "stop_sequences": "stop"}
 _ANSWERS = ("response", "answer", "completion", "output", "generated_text", "choices")
 _MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id")
 _BODY = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort")
 """Fields of a request besides SAMPLING_FIELDS that are taken from a row in which other columns may stand too."""
-_CLIENTS = ("model", "stream", "stream_options", "metadata", "user", "store", "instructions")
+_CLIENTS = ("model", "stream", "stream_options", "metadata", "user", "store", "instructions", "system")
 """Fields of a whole body that are not sent again."""
 _MILLISECONDS = 1e11
 """A larger number counts the milliseconds since 1970; as seconds it would be in the year 5138."""
@@ -319,7 +319,7 @@ def _requests(row: Any, where: str, number: int, *, timed: bool) -> Iterator[Pro
     hint = f"{_HINT} Times without prompts need a FILE of prompts beside them." if timed else _HINT
     if not isinstance(row, dict):
         raise UsageError(f"{where}: not an object.", hint)
-    body = next((row[name] for name in ("body", "request") if isinstance(row.get(name), dict)), row)
+    body = next((row[name] for name in ("body", "request", "params") if isinstance(row.get(name), dict)), row)
     identity = next((row[name] for name in ("id", "question_id", "custom_id") if row.get(name) is not None), number)
     if not isinstance(identity, str | int):
         raise UsageError(f"{where}: the id {_short(identity)} is neither a text nor a number.", _HINT)
@@ -356,15 +356,18 @@ def _contents(
     value = body[key]
     if key == "turns":
         value = value[0] if isinstance(value, list) and value else ""  # the later ones need answers, which it lacks
-    if isinstance(value, str) and isinstance(body.get("instructions"), str):
+    system = body.get("instructions", body.get("system"))  # of Anthropic's APIs texts or blocks of them
+    system = system if isinstance(system, str | list) else None
+    if isinstance(value, str) and system:
         value = [{"role": "user", "content": value}]
     first = value[0] if isinstance(value, list) and value else None
     if key.startswith("conversation") or key == "messages" or isinstance(first, dict):
         if not isinstance(value, list) or (key == "messages" and not value):
             raise UsageError(f"{where}: {key} = {_short(value)} is no list of messages.", _HINT)
         messages = [_message(each, f"{where}: message {place} of {key}") for place, each in enumerate(value, 1)]
-        if isinstance(body.get("instructions"), str):
-            messages.insert(0, {"role": "system", "content": body["instructions"]})
+        if system:
+            said = _message({"role": "system", "content": system}, f"{where}: system")
+            messages = [said, *messages[messages[:1] == [said] :]]
         roles = [message["role"] for message in messages]
         ends = [len(messages)]
         if key.startswith("conversation") or (not own and roles[-1] == "assistant"):  # recorded, with its answers

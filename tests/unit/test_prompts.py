@@ -70,6 +70,12 @@ FORMS: list[tuple[dict[str, Any], list[Prompt]]] = [
         {"custom_id": "r-2", "url": "/v1/responses", "body": {"input": "hi", "instructions": "Be brief."}},
         [Prompt("r-2", OTHER, (SYSTEM, user("hi")))],
     ),
+    (  # Anthropic's
+        {"custom_id": "a", "params": {"system": [{"text": "Be brief."}], "messages": [PARTS], "stop_sequences": ["x"]}},
+        [Prompt("a", OTHER, (SYSTEM, user("ab")), {"stop": ["x"]})],
+    ),
+    ({"system": "Be brief.", "prompt": "hi"}, [Prompt(1, OTHER, (SYSTEM, user("hi")))]),
+    ({"system": "Be brief.", "messages": [SYSTEM, user("hi")]}, [Prompt(1, OTHER, (SYSTEM, user("hi")))]),
     ({"question_id": 81, "category": "writing", "turns": ["x", "y"]}, [Prompt(81, "mt_bench", "x")]),
     ({"question_id": 9, "category": "rag", "turns": ["x"], "reference": "z"}, [Prompt(9, "rag", "x")]),
 ]
