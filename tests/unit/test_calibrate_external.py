@@ -67,8 +67,25 @@ def test_a_machines_table_makes_the_plans_step_times(
     refused(wager("plan", *call, "--precision", "fp8"), "--precision cannot be combined with measurements")
 
 
+def test_single_steps_that_are_far_off_do_not_make_the_price_of_their_shape(wager: Call, tmp_path: Path) -> None:
+    """The first step of every shape takes many times as long as the others, and a step was timed wrongly."""
+    steps = [{**step, "seconds": step["seconds"] * (20 if first else 1)} for step in profile() for first in (1, 0, 0)]
+    steps = [{**step, "context": step["context"] * (1 + at % 3 / 1000)} for at, step in enumerate(steps)]
+    (table := tmp_path / "h100.csv").write_text(as_csv([*steps, {**steps[0], "seconds": 1e-5}, steps[1]]))
+    made = wager("calibrate", "--table", str(table), "--model", "Llama-3.1-8B", "--json", str(tmp_path / "times.json"))
+    assert made.code == 0, made.err
+    value = json.loads((tmp_path / "times.json").read_text())
+    surface = LatencySurface.from_dict(value["surface"])
+    for rows, batch in ((1, 1), (32, 8), (256, 64)):
+        assert surface.seconds(rows, batch, batch * 512) == pytest.approx(
+            TRUTH.seconds(rows, batch, batch * 512), rel=0.03
+        )
+    assert value["errors"]["count"] == 45 and value["errors"]["p90"] < 0.05
+
+
 BAD_TABLES = {
-    "rows,context,batch\n1,2,1": "line 2, column seconds: nothing is not a number",
+    "rows,context,batch,time (ms)\n1,2,1,8": "has no seconds; its columns are 'rows, context, batch, time_(ms)'.",
+    "rows,context,batch,seconds\n1,2,1,": "line 2, column seconds: nothing is not a number",
     "rows,context,batch,seconds": "has 0 steps",
     "rows,context,batch,seconds\n1,64,1,0.01\n\n2,64,1,8 ms": "line 4, column seconds: '8 ms' is not a number from",
     "rows,context,batch,seconds\n1,64,1,-1": "line 2, column seconds: '-1' is not",
@@ -76,11 +93,11 @@ BAD_TABLES = {
     "rows,context,batch,seconds\n1,64,1.5,1": "line 2, column batch: '1.5' is not a whole number",
     "rows,context,batch,seconds\n4,64,8,1": "line 2, column rows: 4 is less than the batch of 8",
     "rows,context,batch,seconds\n1,64,1": "line 2 has 3 values for 4 columns",
-    "rows,context,batch,seconds\n1,64,1,.1\n1,64,1,.1": "2 steps are too few to test a fit with",
-    '[{"rows": 1, "context": 64, "batch": 1}]': "entry 1, column seconds: nothing is not a number",
+    "rows,context,batch,seconds\n1,64,1,.1\n1,64,1,.1": "1 steps are too few to test a fit with",
+    '[{"rows": 1, "context": 64, "batch": 1}]': "entry 1 has no seconds; its columns are 'rows, context, batch'.",
     '[{"rows": true, "context": 64, "batch": 1, "seconds": 1}]': "entry 1, column rows: 'True' is not",
     "[3]": "entry 1 is not an object",
-    '{"rows": []}': "line 1, column rows: '[]' is not a whole number",
+    '{"rows": [], "context": 1, "batch": 1, "seconds": 1}': "line 1, column rows: '[]' is not a whole number",
     "[": "not JSON",
 }
 

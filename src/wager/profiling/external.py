@@ -7,11 +7,13 @@ verified follows from what the server counts of its speculation.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from wager.bench.load import LoadRun, OpenAIServer, run_load
@@ -40,17 +42,30 @@ _TABLE_HINT = (
 
 
 def read_table(path: Path) -> tuple[list[StepPoint], list[str]]:
-    """The steps of a table, and the names of columns that are not used. UsageError names the line and the column of
-    the first value that is missing or out of range."""
+    """The steps of a table, of each shape (contexts within some 10 %) their median, and the names of columns that are
+    not used. UsageError names the line and the column of the first value that is missing or out of range."""
     found = [(where, row) for where, _, row in read_rows(path, "table", _TABLE_HINT)]
     if not 0 < len(found) <= _MOST_STEPS:
         raise UsageError(f"{path} has {len(found)} steps.", f"Give 1 to {_MOST_STEPS}, such as one of every shape.")
-    return [_table_point(row, where) for where, row in found], sorted({*found[0][1]} - {*_COLUMNS})
+    shapes: dict[tuple[int, int, int], list[StepPoint]] = {}
+    for where, row in found:
+        step = _table_point(row, where)
+        near = round(10 * math.log1p(step.context_sum / step.requests))
+        shapes.setdefault((step.rows, step.requests, near), []).append(step)
+    # A step that was the first of its shape, or timed wrongly, is off by many times what others scatter.
+    points = [
+        StepPoint(rows, requests, round(median(s.context_sum for s in steps)), median(s.seconds for s in steps))
+        for (rows, requests, _), steps in shapes.items()
+    ]
+    return points, sorted({*found[0][1]} - {*_COLUMNS})
 
 
 def _table_point(row: Any, where: str) -> StepPoint:
     if not isinstance(row, dict):
         raise UsageError(f"{where} is not an object.", _TABLE_HINT)
+    if missing := [name for name in _COLUMNS if name not in row]:
+        columns = shown(", ".join(row), length=200)
+        raise UsageError(f"{where} has no {missing[0]}; its columns are {columns}.", _TABLE_HINT)
     numbers = {name: _number(row.get(name), name, where) for name in _COLUMNS}
     rows, batch = round(numbers["rows"]), round(numbers["batch"])
     if rows < batch:
