@@ -29,6 +29,7 @@ LINES = {
     "eagle3": f"{MIXTURE} --drafter-shape eagle:32000 --batch 1,4,32 --acceptance 0.6 --max-depth 8",
     "ngram": f"{LLAMA} --drafter-shape free --acceptance 0.2,0.6 --batch 1,16,32 --max-depth 9",
     "model": f"{PAIR} --batch 1,64,256 --max-depth 3",
+    "model of others": f"{LLAMA} --drafter-shape model:Qwen3-0.6B --batch 4 --acceptance 0.7",
     "mtp": f"{V3} --tp 8",
     "mtp over ranks": f"{V3} --ep 16",
     "dflash": f"{LLAMA} --drafter-shape block:8 --batch 1,8,16,32,128 --acceptance 0.4",
@@ -86,6 +87,7 @@ def test_vllm_takes_what_is_exported(plan):
             assert value in kind if isinstance(kind, list) else kind.startswith("list") or type(value) is types[kind]
         assert drafter.startswith(config["method"].replace("draft_", ""))
         assert config["num_speculative_tokens"] == export["depth"] > 0
+        assert ("use_heterogeneous_vocab" in config) == (drafter == "model of others")
         table = config.get("num_speculative_tokens_per_batch_size", [[1, flags["max_num_seqs"], export["depth"]]])
         # vllm/v1/spec_decode/dynamic/utils.py: from 1 on, without overlap; and here without gaps
         assert [first for first, _, _ in table] == [1, *(last + 1 for _, last, _ in table[:-1])]
@@ -97,7 +99,7 @@ def test_vllm_takes_what_is_exported(plan):
 
 def test_sglang_takes_what_is_exported(plan):
     for drafter, line in LINES.items():
-        if drafter == "suffix":
+        if drafter in ("suffix", "model of others"):
             continue
         export = plan("sglang", line)["export"]
         assert export["command"][:3] == ["python", "-m", "sglang.launch_server"]
@@ -122,7 +124,7 @@ def test_sglang_takes_what_is_exported(plan):
 
 def test_llama_cpp_takes_what_is_exported(plan):
     for drafter, line in LINES.items():
-        if drafter in ("suffix", "mtp over ranks"):
+        if drafter in ("suffix", "mtp over ranks", "model of others"):
             continue
         export = plan("llama.cpp", line)["export"]
         flags = parsed("llama.cpp", export["command"][1:])
@@ -270,6 +272,8 @@ def test_a_fixed_depth_and_batches_that_do_not_fit(plan):
         ("sglang", f"{V3} --ep 16 --drafter-shape free", ["ngram", "data-parallel attention"]),
         ("sglang", f"{PAIR} --drafter-tp 1", ["SGLang 0.5.23", "split"]),
         ("vllm", f"{LLAMA} --batch 100000", ["memory"]),
+        ("sglang", LINES["model of others"], ["SGLang 0.5.23 drafts with the target's own vocabulary", "by 23680"]),
+        ("llama.cpp", LINES["model of others"], ["llama.cpp b11549 drafts with the target's own"]),
     ],
 )
 def test_what_an_engine_lacks_is_said(wager, tmp_path, engine, line, words):
@@ -285,6 +289,7 @@ _LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **_SIZES
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B": _LLAMA,
     "Llama-3.1-70B": _LLAMA,
+    "Qwen3-0.6B": {**_LLAMA, "vocab_size": 900},
     "Qwen3-30B-A3B": {**_LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
     "DeepSeek-V3": {
         **_SIZES,

@@ -22,7 +22,7 @@ from wager.arch import find_format
 from wager.errors import UsageError
 from wager.planner.cost import Cluster
 from wager.planner.drafting import PassDraftCost
-from wager.planner.plan import DepthOutcome, batch_sizes
+from wager.planner.plan import Deployment, DepthOutcome, batch_sizes
 from wager.planner.report import PlanReport
 from wager.terminal import console
 
@@ -58,7 +58,8 @@ class OtherEngine:
     the table, always ("deepest") or where it is not 0 ("block"). `table` is a remark on these tables, `groups` why
     data-parallel groups have none (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of
     `padded` ones rows are verified whether or not something was drafted; those in `trees` draft trees, all of one
-    shape. `caches` are the options for keys and values by their formats.
+    shape. `caches` are the options for keys and values by their formats,
+    and `padding` by how many tokens the vocabularies of a draft model and its target may differ.
     """
 
     name: str
@@ -70,6 +71,7 @@ class OtherEngine:
     padded: Collection[str] = ()
     trees: Collection[str] = ()
     caches: Mapping[str, str] = field(default_factory=dict)
+    padding: float = math.inf
 
 
 ENGINES: Mapping[str, OtherEngine] = {
@@ -97,6 +99,7 @@ ENGINES: Mapping[str, OtherEngine] = {
         padded=("ngram",),
         trees=("eagle3", "mtp", "model"),
         caches={"fp8": "--kv-cache-dtype fp8_e4m3", "nvfp4": "--kv-cache-dtype nvfp4"},
+        padding=0,
     ),
     "llama.cpp": OtherEngine(
         "llama.cpp b11549",
@@ -106,6 +109,7 @@ ENGINES: Mapping[str, OtherEngine] = {
         caches={
             name: f"--cache-type-k {name} --cache-type-v {name}" for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
         },
+        padding=128,
     ),
 }
 
@@ -227,6 +231,12 @@ def export_plan(
             f"It has {', '.join(target.methods)}; plan one of these (--drafter-shape), or another engine.",
         )
     _check_placement(report, target, kind)
+    if kind == "model" and (differ := _other_tokens(deployment)) > target.padding:
+        raise UsageError(
+            f"{target.name} drafts with the target's own vocabulary, and those of {deployment.cost.model.name} and "
+            f"{argument} differ by {differ} tokens.",
+            "Plan another draft model, or for vLLM.",
+        )
     unfit = {point.batch for point in report.points if point.memory.fits is False}
     report = replace(report, batches=[batch for batch in report.batches if batch not in unfit])
     if not report.batches:
@@ -292,6 +302,12 @@ def _check_placement(report: PlanReport, target: OtherEngine, kind: str) -> None
     if cluster.ep > 1 and (not target.groups or (cluster.groups > 1 and kind in target.not_in_groups)):
         what = f"no {kind} drafter under data-parallel attention" if target.groups else "no expert parallelism"
         raise UsageError(f"{target.name} has {what}.", "Plan it without --ep, or for another engine.")
+
+
+def _other_tokens(deployment: Deployment) -> int:
+    """By how many tokens the vocabularies of the target and of a draft model differ."""
+    drafter = deployment.drafter
+    return abs(drafter.cost.model.vocab - deployment.cost.model.vocab) if isinstance(drafter, PassDraftCost) else 0
 
 
 # ---- depths and what they cost --------------------------------------------------------------------------------------
@@ -455,6 +471,8 @@ def _vllm(setup: _Setup) -> _Written:
     config: dict[str, Any] = {"method": setup.method, "num_speculative_tokens": setup.depth}
     if setup.checkpoint:
         config["model"] = setup.checkpoint
+    if setup.kind == "model" and _other_tokens(setup.report.deployment):
+        config["use_heterogeneous_vocab"] = True
     if setup.kind == "ngram":
         config |= {"prompt_lookup_max": setup.longest, "prompt_lookup_min": 1}
     if setup.by_batch:
