@@ -259,7 +259,7 @@ def arrival_seconds(value: object) -> float:
         seconds = math.nan
     if isinstance(value, str) and math.isnan(seconds):
         try:
-            date = datetime.fromisoformat(value.strip())
+            date = datetime.fromisoformat(value.upper().removesuffix("UTC").strip())
             seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             pass

@@ -199,6 +199,7 @@ def test_times_of_arrival_are_read_of_logs_traces_and_plain_lists(tmp_path: Path
         (("[3, 1]",), (0, 2)),
         (({"created": 1700000000}, {"created": 1700000010}), (0, 10)),
         (({"timestamp": "2024-01-01T00:00:00Z"}, {"timestamp": 1704067201500}), (0, 1.5)),
+        (({"time": "2024-01-01 00:00:00 UTC"}, {"time": "2024-01-01t02:00:01.5+02:00"}), (0, 1.5)),
         (({"messages": turns},), (0, 3.5)),
         (azure, (0, 3.31941)),
         (mooncake, (0, 3)),

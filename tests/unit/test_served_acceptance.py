@@ -224,6 +224,8 @@ def test_several_drafters_of_a_server_are_counted_together(wager: Call, tmp_path
         assert done.code == 0, done.err
         value = json.loads((tmp_path / "out.json").read_text())
         found[value["drafter"]] = value["drafts"], value["coverage"]
+        planned = wager("plan", "--acceptance", str(tmp_path / "out.json"), more="--model Llama-3.1-8B --hardware H100")
+        assert f"is the acceptance of {value['drafter']}, and drafting is priced as mtp" in planned.err
     assert found == {"store,suffix": (1000, 0.8), "suffix": (500, None), "store": (500, None)}
 
 

@@ -252,9 +252,11 @@ def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) 
     reads other files: than a calibrated one, or than the draft model of `shape`."""
     drafter, fingerprint = noted.text("drafter") or "", noted.text("drafter_fingerprint")
     priced, measured = deployment.drafter.name, deployment.cost.measured
-    own, kind = (_shape_of(name.partition(":")[0]) for name in (drafter, priced))
-    if drafter.partition(":")[0] not in DRAFTERS or kind in ("fraction", "given"):
+    names = [name.partition(":")[0] for name in drafter.split(",")]  # several of a server's
+    *kinds, kind = map(_shape_of, (*names, priced.partition(":")[0]))
+    if not {*names} <= {*DRAFTERS} or kind in ("fraction", "given"):
         return
+    own = kind if kind in kinds else kinds[0]
     other = measured.drafters[priced].fingerprint if measured and priced in measured.drafters else ""
     if own == kind == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
         from wager.models.companions import drafter_fingerprint
