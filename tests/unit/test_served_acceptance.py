@@ -201,6 +201,9 @@ def test_sglang_counts_the_rounds_between_two_pages(wager: Call, tmp_path: Path)
     assert 1 + sum(survival(value["acceptance"], 3)) == pytest.approx(value["tau"])
     assert wager("plan", "--acceptance", str(out), more=f"{PLAN} --depth 3").code == 0
     refused(wager("acceptance", "--metrics", str(after), str(after)), "counts no draft")
+    refused(
+        wager("acceptance", "--metrics", str(after), str(before)), "sglang:spec_verify_calls_total of q began again"
+    )
     pages = [Scrape.parse(page.read_text(), str(page)) for page in (before, after)]
     assert pages[1].since(pages[0]).totals() == {
         "rounds": 900,

@@ -134,8 +134,10 @@ class Scrape:
             key, name, _ = own
             later = self.series.get(own)
             if later is None or later < earlier or (name == _STARTED and later != earlier):
+                shown = {f"{each.partition(':')[0]}:{same}": each for each, same in _SAME.items()}
+                counter = shown.get(f"{key.engine}:{name}", f"{key.engine}:{name}")
                 raise UsageError(
-                    f"{key.engine}:{name}{f' of {key.model}' * bool(key.model)} began again between {before.where} and "
+                    f"{counter}{f' of {key.model}' * bool(key.model)} began again between {before.where} and "
                     f"{self.where}: it was {earlier:.12g} and is {'gone' if later is None else f'{later:.12g}'}.",
                     "The server was started again meanwhile, the later reading is given first, or they are of two "
                     "servers.",
