@@ -260,6 +260,8 @@ def test_a_fixed_depth_and_batches_that_do_not_fit(plan):
     assert plan("vllm", f"{LLAMA} --depth 3 --batch 1,64,600")["export"]["depth"] == 3
     export = plan("vllm", f"{LLAMA} --batch 1,64,600 --max-depth 3")["export"]
     assert export["command"][4] == "64" and any("memory" in limit["text"] for limit in export["limits"])
+    export = plan("llama.cpp", f"{LLAMA[:-4]}64 --drafter-shape free --batch 1,256,300")["export"]
+    assert export["command"][4] == "256" and any("At most 256" in limit["text"] for limit in export["limits"])
 
 
 @pytest.mark.parametrize(
@@ -273,6 +275,7 @@ def test_a_fixed_depth_and_batches_that_do_not_fit(plan):
         ("sglang", f"{PAIR} --drafter-tp 1", ["SGLang 0.5.23", "split"]),
         ("vllm", f"{LLAMA} --batch 100000", ["memory"]),
         ("sglang", LINES["model of others"], ["SGLang 0.5.23 drafts with the target's own vocabulary", "by 23680"]),
+        ("llama.cpp", f"{LLAMA[:-4]}64 --drafter-shape free --batch 300", ["at most 256 requests"]),
         ("llama.cpp", LINES["model of others"], ["llama.cpp b11549 drafts with the target's own"]),
     ],
 )

@@ -59,7 +59,8 @@ class OtherEngine:
     data-parallel groups have none (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of
     `padded` ones rows are verified whether or not something was drafted; those in `trees` draft trees, all of one
     shape. `caches` are the options for keys and values by their formats,
-    and `padding` by how many tokens the vocabularies of a draft model and its target may differ.
+    `padding` by how many tokens the vocabularies of a draft model and its target may differ, and `requests` the most
+    that run at once.
     """
 
     name: str
@@ -72,6 +73,7 @@ class OtherEngine:
     trees: Collection[str] = ()
     caches: Mapping[str, str] = field(default_factory=dict)
     padding: float = math.inf
+    requests: float = math.inf
 
 
 ENGINES: Mapping[str, OtherEngine] = {
@@ -110,6 +112,7 @@ ENGINES: Mapping[str, OtherEngine] = {
             name: f"--cache-type-k {name} --cache-type-v {name}" for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
         },
         padding=128,
+        requests=256,
     ),
 }
 
@@ -238,8 +241,11 @@ def export_plan(
             "Plan another draft model, or for vLLM.",
         )
     unfit = {point.batch for point in report.points if point.memory.fits is False}
-    report = replace(report, batches=[batch for batch in report.batches if batch not in unfit])
-    if not report.batches:
+    batches = [batch for batch in report.batches if batch not in unfit]
+    report = replace(report, batches=[batch for batch in batches if batch <= target.requests])
+    if batches and not report.batches:
+        raise UsageError(f"{target.name} runs at most {target.requests} requests at once.", "Plan fewer (--batch).")
+    if not batches:
         raise UsageError("No planned batch fits in memory.", "Plan fewer requests (--batch) or more devices (--tp).")
     grid = _Grid(report, target, kind)
     table = grid.depths_by_batch(kept=_KEPT) if grid.by_batch else grid.one_depth()
@@ -250,6 +256,8 @@ def export_plan(
     setup = _Setup(report, model, kind, target.methods[kind], checkpoint, longest, depth, by_batch, levels)
     contexts, rates = ",".join(map(str, report.contexts)), ",".join(rate.label for rate in report.acceptances)
     further = [Limit("Larger planned batches do not fit in memory and are left out")] if unfit else []
+    if len(report.batches) < len(batches):
+        further.append(Limit(f"At most {target.requests} requests run at once; larger planned batches are left out"))
     if precision:
         further.append(Limit(f"Weights are planned in {precision}: serve a checkpoint that has them so"))
     stored = find_format(cache).name if cache else ""
