@@ -460,6 +460,7 @@ def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -
         yield Limit(f"Beyond {setup.batch} requests the last depth holds; none was planned")
     if setup.levels:
         yield Limit(f"Every tree has {setup.depth} nodes on {setup.levels} levels, as is best at batch {setup.batch}")
+        yield Limit("Trees need --attention-backend fa3, flashinfer or triton, unless pages hold one token")
     if setup.method == "ngram-simple":
         yield Limit(f"Only matches of exactly {setup.longest} tokens are looked up, shorter ones are not")
 
