@@ -256,6 +256,12 @@ def test_formats_that_are_not_the_releases_are_options_or_said(plan):
         assert ("Keys and values are planned in q8_0" in said) == (not words)
 
 
+def test_vllm_serves_the_context_that_fits_where_the_models_does_not(plan):
+    for hardware, words in (("RTX-4090", ["--max-model-len", "auto"]), ("H100", [])):
+        export = plan("vllm", f"--model Llama-3.1-8B --hardware {hardware} --batch 4 --context 1024")["export"]
+        assert [word for word in export["command"] if word in ("--max-model-len", "auto")] == words
+
+
 def test_a_fixed_depth_and_batches_that_do_not_fit(plan):
     assert plan("vllm", f"{LLAMA} --depth 3 --batch 1,64,600")["export"]["depth"] == 3
     export = plan("vllm", f"{LLAMA} --batch 1,64,600 --max-depth 3")["export"]

@@ -471,6 +471,9 @@ def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -
 def _vllm(setup: _Setup) -> _Written:
     cluster, drafter = setup.cluster, setup.report.deployment.drafter
     command = ["vllm", "serve", setup.model, "--max-num-seqs", str(setup.batch)]
+    deployment = setup.report.deployment
+    if not deployment.footprint(batch=1, context=deployment.cost.model.context).fits:  # vLLM would not start
+        command += ["--max-model-len", "auto"]
     if cluster.tp > 1:
         command += ["--tensor-parallel-size", str(cluster.tp)]
     if cluster.groups > 1:
