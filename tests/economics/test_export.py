@@ -266,7 +266,8 @@ def test_a_fixed_depth_and_batches_that_do_not_fit(plan):
     assert plan("vllm", f"{LLAMA} --depth 3 --batch 1,64,600")["export"]["depth"] == 3
     export = plan("vllm", f"{LLAMA} --batch 1,64,600 --max-depth 3")["export"]
     assert export["command"][4] == "64" and any("memory" in limit["text"] for limit in export["limits"])
-    export = plan("llama.cpp", f"{LLAMA[:-4]}64 --drafter-shape free --batch 1,256,300")["export"]
+    export = plan("llama.cpp", f"{LLAMA[:-4]}64 --drafter-shape free --batch 1,256,300 --depth 3")["export"]
+    assert parsed("llama.cpp", export["command"][1:])["ubatch_size"] == 1024
     assert export["command"][4] == "256" and any("At most 256" in limit["text"] for limit in export["limits"])
 
 

@@ -526,6 +526,9 @@ def _llama_cpp(setup: _Setup) -> _Written:
     slot = max(setup.report.contexts) + setup.report.deployment.output
     command = ["llama-server", "-m", setup.model, "--parallel", str(setup.batch)]
     command += ["--ctx-size", str(setup.batch * slot)]
+    rows = setup.batch * (setup.depth + 1)
+    for flag, default in (("--batch-size", 2048), ("--ubatch-size", 512)):
+        command += [flag, str(rows)] if rows > default else []  # more rows than this are several passes
     if setup.cluster.tp > 1:
         command += ["--split-mode", "tensor"]
     if not setup.depth:
