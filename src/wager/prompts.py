@@ -356,8 +356,8 @@ def _contents(
     value = body[key]
     if key == "turns":
         value = value[0] if isinstance(value, list) and value else ""  # the later ones need answers, which it lacks
-    system = body.get("instructions", body.get("system"))  # of Anthropic's APIs texts or blocks of them
-    system = system if isinstance(system, str | list) else None
+    system = body.get("instructions", body.get("system"))  # of Anthropic's API a text or blocks of it
+    system = system if isinstance(system, str) or is_conversation(system) else None
     if isinstance(value, str) and system:
         value = [{"role": "user", "content": value}]
     first = value[0] if isinstance(value, list) and value else None

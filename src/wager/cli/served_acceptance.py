@@ -118,7 +118,7 @@ def report_served(
         "engine": counts.by.engine,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    if counts.length:
+    if counts.by.engine == "sglang":
         values, lines = _mean_alone(counts, depth)
     elif depth is not None:
         raise UsageError(f"--depth has no effect on counters by depth, as {after.where} has them.", "Leave it out.")

@@ -58,9 +58,8 @@ class OtherEngine:
     the table, always ("deepest") or where it is not 0 ("block"). `table` is a remark on these tables, `groups` why
     data-parallel groups have none (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of
     `padded` ones rows are verified whether or not something was drafted; those in `trees` draft trees, all of one
-    shape. `caches` are the options for keys and values by their formats,
-    `padding` by how many tokens the vocabularies of a draft model and its target may differ, and `requests` the most
-    that run at once.
+    shape. `caches` are the options for keys and values by their formats, `padding` says by how many tokens the
+    vocabularies of a draft model and its target may differ, and `requests` how many run at once at most.
     """
 
     name: str
@@ -224,8 +223,7 @@ def export_plan(
     report: PlanReport, engine: str, *, model: str, precision: str | None = None, cache: str | None = None
 ) -> Export:
     """The plan for one of ENGINES, which is told to serve `model`; `precision` and `cache` are the formats of the plan
-    that are not the release's. UsageError where the engine has no such drafter, or
-    not where it is planned."""
+    that are not the release's. UsageError where the engine has no such drafter, or not where it is planned."""
     target, deployment = ENGINES[engine], report.deployment
     kind, argument = _kind_of(report)
     if kind not in target.methods:
@@ -469,9 +467,9 @@ def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -
 
 
 def _vllm(setup: _Setup) -> _Written:
-    cluster, drafter = setup.cluster, setup.report.deployment.drafter
+    cluster, deployment = setup.cluster, setup.report.deployment
+    drafter = deployment.drafter
     command = ["vllm", "serve", setup.model, "--max-num-seqs", str(setup.batch)]
-    deployment = setup.report.deployment
     if not deployment.footprint(batch=1, context=deployment.cost.model.context).fits:  # vLLM would not start
         command += ["--max-model-len", "auto"]
     if cluster.tp > 1:
@@ -483,7 +481,7 @@ def _vllm(setup: _Setup) -> _Written:
     config: dict[str, Any] = {"method": setup.method, "num_speculative_tokens": setup.depth}
     if setup.checkpoint:
         config["model"] = setup.checkpoint
-    if setup.kind == "model" and _other_tokens(setup.report.deployment):
+    if setup.kind == "model" and _other_tokens(deployment):
         config["use_heterogeneous_vocab"] = True
     if setup.kind == "ngram":
         config |= {"prompt_lookup_max": setup.longest, "prompt_lookup_min": 1}
