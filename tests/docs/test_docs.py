@@ -23,7 +23,7 @@ import wager as package
 from economics.published import B200_CHARTS, FLAT_ATTENTION, REAL_LAYERS
 from in_process import Call
 from serve.serving import server_process
-from unit.blank_heads import medusa_head
+from unit.blank_heads import eagle_head
 from wager.arch import find_model
 from wager.arch.families import FAMILIES
 from wager.bench import quality
@@ -523,7 +523,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "h100.csv").write_text("rows,context" + table, encoding="utf-8")
     for name in ("before.txt", "after.txt"):
         (tmp_path / name).write_bytes((SCRAPES / name).read_bytes())
-    medusa_head(tmp_path / "drafter", open_model(TINY)[1].spec)
+    eagle_head(tmp_path / "drafter", open_model(TINY)[1].spec)
     architecture, sizes = random_models.MODELS["qwen3-moe"]
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], **sizes["tiny"]}))
     return tmp_path

@@ -18,7 +18,7 @@ import ask_engine
 import numpy as np
 import pytest
 import torch
-from blank_heads import HEADS, eagle_head, medusa_head
+from blank_heads import HEADS, eagle_head
 from gguf_heads import head_gguf
 from safetensors.torch import load_file, save_file
 from tiny_models import as_gguf, edit, gguf_metadata, oracle, save, write_gguf
@@ -129,7 +129,7 @@ def check_config(name: str, folder: Path) -> dict[str, Any]:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["vllm medusa", "vllm eagle3", "sglang dflash", "sglang dspark"])
+@pytest.mark.parametrize("name", ["vllm eagle3", "sglang dflash", "sglang dspark"])
 def test_what_is_written_has_the_names_and_shapes_of_the_loader(
     wager: Call, tmp_path: Path, target: Path, name: str
 ) -> None:
@@ -176,17 +176,8 @@ def test_flat_eagle_heads_go_to_sglang_whose_layer_ids_are_one_lower(wager: Call
 def test_what_a_head_takes_from_its_target_is_written_where_the_engine_wants_it(
     wager: Call, tmp_path: Path, target: Path
 ) -> None:
-    """A Medusa head of the original repository without output matrices; an EAGLE-3 head of fewer tokens; a module."""
+    """An EAGLE-3 head of fewer tokens; a module."""
     spec = spec_of(target)
-    source = medusa_head(tmp_path / "medusa", spec)
-    blocks = {f"{number}.0.linear.weight": torch.ones(spec.hidden, spec.hidden) for number in range(3)}
-    save_file(blocks, source / "model.safetensors")
-    (source / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
-    done = wager("export", str(source), "--to", "vllm", "-o", str(tmp_path / "out"), "--model", str(target))
-    assert done.code == 0, done.err
-    assert written(tmp_path / "out") == expected("vllm medusa", spec, 3, skip="lm_heads.{}.weight")
-    config = check_config("vllm medusa", tmp_path / "out")
-    assert (config["num_heads"], config["original_lm_head"], config["medusa_fc_bias"]) == (3, True, False)
     few = eagle_head(tmp_path / "few", spec, draft_vocab_size=9)
     changed(few, {}, d2t=torch.arange(9))  # ids 0, 2, 4, ...
     done = wager("export", str(few), "--to", "vllm", "-o", str(tmp_path / "rows"), "--model", str(target))
@@ -239,8 +230,7 @@ def mimo(folder: Path) -> tuple[Path, Path]:
 
 
 REFUSED = [
-    ("medusa", {"truncated_vocab_size": 9}, "vllm", ["guesses 9 tokens of 700", "token_map", "--vocabulary 700"]),
-    ("medusa", {}, "sglang", ["SGLang 0.5.23 cannot load", "no loader for medusa"]),
+    ("medusa", {}, "vllm", ["vLLM 0.33.0 cannot load", "no loader for medusa"]),
     ("eagle3", {}, "sglang", ["norm_before_residual"]),
     ("eagle3", {}, "transformers", ["transformers 5.23", "no loader for eagle3"]),
     ("dflash", {"aux_hidden_state_layer_ids": [0, 4]}, "sglang", ["layer 0"]),
@@ -254,9 +244,6 @@ def test_what_an_engine_cannot_load_is_refused_and_why(wager: Call, tmp_path: Pa
     spec, out = spec_of(target), tmp_path / "out"
     for number, (kind, changes, engine, words) in enumerate(REFUSED):
         source = changed(head(kind, tmp_path / str(number), spec), changes)
-        if "truncated_vocab_size" in changes:
-            heads = {f"lm_heads__{each}__weight": torch.ones(9, spec.hidden) for each in range(3)}
-            changed(source, {}, token_map=torch.arange(9), **heads)
         if changes == {"enable_confidence_head": False}:
             file = source / "model.safetensors"
             save_file({name: value for name, value in load_file(file).items() if "confidence" not in name}, file)
@@ -279,7 +266,7 @@ def test_a_tensor_that_is_not_as_in_the_source_is_an_error(
         path.write_bytes(data)
 
     monkeypatch.setattr(export, "write_tensors", damaged)
-    source = head("medusa", tmp_path / "head", spec_of(target))
+    source = head("eagle3", tmp_path / "head", spec_of(target))
     done = wager("export", str(source), "--to", "vllm", "-o", str(tmp_path / "out"), "--model", str(target))
     refused(done, "differs from that in", code=1)
     assert not [*(tmp_path / "out").iterdir()]
@@ -539,7 +526,6 @@ def vllm() -> str:
     ("kind", "more"),
     [
         ("eagle3", "--vocabulary 300"),
-        ("medusa", "--vocabulary 700"),
         ("pruned", "--vocabulary 300 --layers 2"),
         ("dspark", "--vocabulary 300"),
     ],

@@ -1,6 +1,6 @@
 """`wager export`: a drafter in the form that another engine loads, compared with its source.
 
-What the engines read is from their sources: vLLM 0.32.0 (model_executor/models/{medusa,llama_eagle3,qwen3_dflash,
+What the engines read is from their sources: vLLM 0.33.0 (model_executor/models/{llama_eagle3,qwen3_dflash,
 qwen3_dspark,mimo_mtp,deepseek_mtp}.py, transformers_utils/configs/speculators), SGLang 0.5.23 (srt/models/
 {llama_eagle3,dflash,dspark,mimo_mtp,deepseek_nextn,qwen3_moe_mtp}.py), transformers 5.23 (generation/
 candidate_generator.py) and llama.cpp b11549 (src/models/{eagle3,dflash}.cpp). docs/train.md has it in words.
@@ -33,7 +33,6 @@ from wager.models.head_block import CheckedBlock
 from wager.models.head_eagle import CheckedEagle
 from wager.models.head_files import CheckedLayers, HeadFiles
 from wager.models.head_gguf import write_head
-from wager.models.head_medusa import CheckedMedusa, medusa_config
 from wager.models.head_mtp import FORMATS, CheckedMtp
 from wager.models.hub import head_path
 from wager.models.safetensors_files import TensorBytes, write_tensors
@@ -85,7 +84,7 @@ _LLAMA_CPP_TAPS = 3
 def command(*, head: str, engine: str, output: str, config: EngineConfig, json_path: Path | None) -> None:
     """Write a drafter of --model in the form that another engine loads, and check it.
 
-    HEAD is a folder that `wager train` wrote or wager reads: an EAGLE-3, Medusa, DFlash or DSpark head, MTP modules, or
+    HEAD is a folder that `wager train` wrote or wager reads: an EAGLE-3, DFlash or DSpark head, MTP modules, or
     a draft model; or the name of a model whose head comes with wager. What was quantised is written in bfloat16, for
     llama.cpp in the file's types. What was written is read back and compared with HEAD, tensor by tensor.
     What the engine cannot load is refused.
@@ -196,27 +195,6 @@ class _Form:
     changed: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _medusa(source: _Source) -> _Form:
-    head = cast(CheckedMedusa, source.head)
-    size = head.vocabulary.size
-    if not head.vocabulary.whole:
-        source.refuse(
-            f"it guesses {len(head.vocabulary.ids)} tokens of {size}, and the loader of Medusa heads counts the "
-            "token_map of a reduced vocabulary as a weight that is missing",
-            f"Train it on all tokens: --kind medusa --vocabulary {size}.",
-        )
-    names = {name: name for name in head.files.shapes if name != "token_map"}
-    config = medusa_config(
-        source.target.spec,
-        heads=head.depth,
-        guessed=size,
-        layers=head.layers,
-        biased=any(name.endswith(".bias") for name in names),
-        one_output=len(head.outputs) < 2,
-    )
-    return _Form(config, names, {} if head.outputs else {"lm_head.weight": source.matrix()})
-
-
 def _mtp(source: _Source) -> _Form:
     head, spec = cast(CheckedMtp, source.head), source.target.spec
     known, form = _MODULES[source.engine], head.format
@@ -317,7 +295,6 @@ def _flat(source: _Source) -> dict[str, Any]:
 
 _FORMS: Mapping[str, Callable[[_Source], _Form]] = {
     "eagle3": _eagle,
-    "medusa": _medusa,
     "mtp": _mtp,
     "dflash": _block,
     "dspark": _block,

@@ -102,9 +102,7 @@ def open_medusa(files: HeadFiles, target: ModelSpec, *, dtype: str) -> CheckedMe
     return CheckedMedusa(files, dtype, heads, layers, hidden, outputs, vocabulary)
 
 
-def medusa_config(
-    target: ModelSpec, *, heads: int, guessed: int, layers: int = 1, biased: bool = True, one_output: bool = True
-) -> dict[str, Any]:
+def medusa_config(target: ModelSpec, *, heads: int, guessed: int) -> dict[str, Any]:
     """config.json of heads that guess `guessed` tokens, in vLLM's format, since speculators' has no Medusa. No further
     key may hold "num" with "heads" or "layers": readers take any such key for the number of heads."""
     return {
@@ -113,10 +111,10 @@ def medusa_config(
         "hidden_size": target.hidden,
         "vocab_size": target.vocab,
         "num_heads": heads,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": 1,
         "truncated_vocab_size": guessed,
-        "original_lm_head": one_output,
-        "medusa_fc_bias": biased,
+        "original_lm_head": True,
+        "medusa_fc_bias": True,
         "logit_scale": 1.0,
         "torch_dtype": "bfloat16",
     }
