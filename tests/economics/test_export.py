@@ -262,6 +262,17 @@ def test_vllm_serves_the_context_that_fits_where_the_models_does_not(plan):
         assert [word for word in export["command"] if word in ("--max-model-len", "auto")] == words
 
 
+def test_models_are_served_by_the_folders_of_their_configurations(plan, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text(json.dumps(_LLAMA))
+    line = (
+        f"--model @own/config.json --drafter-shape model:{tmp_path}/own/config.json --hardware H100 --batch 4 --depth 2"
+    )
+    export = plan("sglang", line)["export"]
+    flags = parsed("sglang", export["command"][3:])
+    assert flags["model_path"] == flags["speculative_draft_model_path"] == f"{tmp_path}/own"
+
+
 def test_a_fixed_depth_and_batches_that_do_not_fit(plan):
     assert plan("vllm", f"{LLAMA} --depth 3 --batch 1,64,600")["export"]["depth"] == 3
     export = plan("vllm", f"{LLAMA} --batch 1,64,600 --max-depth 3")["export"]

@@ -205,8 +205,8 @@ def command(
         acceptances=rates,
         price=price,
     )
-    formats = {name: settings[name] for name in ("precision", "cache")}
-    exported = export_plan(report, engine, model=model, **formats) if engine else None
+    typed = {name: settings[name] for name in ("shape", "precision", "cache")}
+    exported = export_plan(report, engine, model=model, **typed) if engine else None
     if json_path:
         console.write_json(report.as_dict() | ({"export": asdict(exported)} if exported else {}), json_path)
     if exported and json_path != console.STDOUT:

@@ -12,6 +12,7 @@ import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import click
@@ -220,10 +221,11 @@ _Written = tuple[list[str], dict[str, str], dict[str, dict[str, Any]]]
 
 
 def export_plan(
-    report: PlanReport, engine: str, *, model: str, precision: str | None = None, cache: str | None = None
+    report: PlanReport, engine: str, *, model: str, shape: str | None, precision: str | None, cache: str | None
 ) -> Export:
-    """The plan for one of ENGINES, which is told to serve `model`; `precision` and `cache` are the formats of the plan
-    that are not the release's. UsageError where the engine has no such drafter, or not where it is planned."""
+    """The plan for one of ENGINES, which is told to serve `model`; the drafter's `shape` and the formats `precision`
+    and `cache` are as they were asked for, if they were. UsageError where the engine has no such drafter, or not where
+    it is planned."""
     target, deployment = ENGINES[engine], report.deployment
     kind, argument = _kind_of(report)
     if kind not in target.methods:
@@ -232,6 +234,8 @@ def export_plan(
             f"It has {', '.join(target.methods)}; plan one of these (--drafter-shape), or another engine.",
         )
     _check_placement(report, target, kind)
+    if kind == "model" and shape:
+        argument = shape.partition(":")[2]
     if kind == "model" and (differ := _other_tokens(deployment)) > target.padding:
         raise UsageError(
             f"{target.name} drafts with the target's own vocabulary, and those of {deployment.cost.model.name} and "
@@ -247,11 +251,11 @@ def export_plan(
         raise UsageError("No planned batch fits in memory.", "Plan fewer requests (--batch) or more devices (--tp).")
     grid = _Grid(report, target, kind)
     table = grid.depths_by_batch(kept=_KEPT) if grid.by_batch else grid.one_depth()
-    checkpoint = (argument or DRAFTER) if kind in _CHECKPOINTS else None
+    checkpoint = (_folder(argument) or DRAFTER) if kind in _CHECKPOINTS else None
     longest = int(argument) if argument.isdecimal() else _LOOKUP
     by_batch, depth = _ranges(grid.sizes, table), max(table)
     levels = grid.levels[depth] if grid.levels else None
-    setup = _Setup(report, model, kind, target.methods[kind], checkpoint, longest, depth, by_batch, levels)
+    setup = _Setup(report, _folder(model), kind, target.methods[kind], checkpoint, longest, depth, by_batch, levels)
     contexts, rates = ",".join(map(str, report.contexts)), ",".join(rate.label for rate in report.acceptances)
     further = [Limit("Larger planned batches do not fit in memory and are left out")] if unfit else []
     if len(report.batches) < len(batches):
@@ -276,6 +280,11 @@ def export_plan(
         [*_limits(target, setup, grid, table), *further],
         grid.limit("In all", grid.planned(), grid.exported(table)),
     )
+
+
+def _folder(model: str) -> str:
+    """What an engine takes for a configuration that was planned with: its folder."""
+    return str(Path(model).parent) if Path(model).name == "config.json" else model
 
 
 def _ranges(sizes: list[int], table: list[int]) -> list[tuple[int, int, int]]:
