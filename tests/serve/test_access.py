@@ -67,12 +67,13 @@ def test_options_that_a_server_does_without_are_named(command: Call, tmp_path: P
     assert ended.code == 2 and "max-tokens, top-p of the --config file have no effect" in ended.err
 
 
-def test_the_log_says_how_a_stream_was_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_and_the_metrics_say_how_a_stream_was_cut(caplog: pytest.LogCaptureFixture) -> None:
     """Its status is 200: the head was sent before."""
     logger, endless = logging.getLogger("wager.serve"), {**SHORT, "max_tokens": 8000, "n": 8, "stream": True}
     with caplog.at_level(logging.INFO, logger.name), running({"max_context": 8192}, request_timeout=0.2) as server:
         assert "was not complete" in server.post(CHAT, endless).text
-    [cut] = (record for record in caplog.records if hasattr(record, "said"))
+        assert server.metrics()[f"wager:http_requests_total,path={CHAT},status=504"] == 1, "alerts see it"
+    [cut, _] = (record for record in caplog.records if hasattr(record, "said"))
     assert cut.said["status"] == 200 and cut.fields["error"] == 504  # type: ignore[attr-defined]
     assert "finish_reason" not in cut.fields  # type: ignore[attr-defined]
 

@@ -176,6 +176,7 @@ def test_a_grammar_that_cannot_be_fulfilled_is_the_requests_mistake(monkeypatch:
     monkeypatch.setattr(GrammarMatcher, "_failure", lambda self: wager.GrammarError(words, "Let it\nend."))
     with running() as server:
         status, errors = failures(server, TOO_COSTLY)
+        assert server.metrics()[f"wager:http_requests_total,path={CHAT},status=400"] == 2
     assert status == 400
     for error in errors:
         assert (error["type"], error["message"]) == ("invalid_request_error", f"{words} Let it end.")

@@ -67,7 +67,8 @@ def test_counters_are_those_of_the_answers() -> None:
 
 
 def test_sums_over_answers_are_the_counters() -> None:
-    """Also of texts that end within accepted guesses, of several choices, and of streams."""
+    """Also of texts that end within accepted guesses, of guesses that a grammar forces, of several choices, and of
+    streams."""
     with running() as server:
         first = server.chat(**BODY)
         text = first["choices"][0]["message"]["content"]
@@ -76,12 +77,14 @@ def test_sums_over_answers_are_the_counters() -> None:
         body = {**BODY, "stream_options": {"include_usage": True}}
         *_, usage, speculation = server.streamed(body)
         answers.append({"usage": usage["usage"], "speculation": speculation["speculation"]})
+        answers.append(server.chat(**BODY | {"ignore_eos": False, "guided_choice": ["all of this is forced"]}))
         found, live = server.metrics(), server.live()
         assert not server.server.metrics.drafts._sequences, "nothing is kept of what has ended"
     choices = [choice for answer in answers for choice in answer["speculation"]["choices"]]
     used = {name: sum(each["usage"][name] for each in answers) for name in ("prompt_tokens", "completion_tokens")}
     cached = sum(each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers)
-    drafted, accepted = (sum(each[name] for each in choices) for name in ("drafted", "accepted"))
+    rounds, drafted, accepted = (sum(each[name] for each in choices) for name in ("rounds", "drafted", "accepted"))
+    forced = found["wager:spec_decode_num_accepted_tokens_total,drafter=grammar"]
     passes = [sum(each["rounds"] for each in answer["speculation"]["choices"]) for answer in answers]
     guessed = [sum(each["accepted"] for each in answer["speculation"]["choices"]) for answer in answers]
     cut = [p + g > answer["usage"]["completion_tokens"] for p, g, answer in zip(passes, guessed, answers, strict=True)]
@@ -90,8 +93,11 @@ def test_sums_over_answers_are_the_counters() -> None:
         "prompt_tokens_total": used["prompt_tokens"],
         "prompt_tokens_cached_total": cached,
         "generation_tokens_total": used["completion_tokens"],
-        "spec_decode_num_draft_tokens_total,drafter=ngram": drafted,
-        "spec_decode_num_accepted_tokens_total,drafter=ngram": accepted,
+        "rounds_total": rounds,
+        "spec_decode_num_drafted_tokens_total,drafter=grammar": forced,
+        "spec_decode_num_draft_tokens_total,drafter=grammar": forced,
+        "spec_decode_num_draft_tokens_total,drafter=ngram": drafted - forced,
+        "spec_decode_num_accepted_tokens_total,drafter=ngram": accepted - forced,
         "request_spec_decode_draft_tokens_sum": drafted,
         "request_spec_decode_accepted_tokens_sum": accepted,
         "request_spec_decode_draft_tokens_count": len(choices),
@@ -106,8 +112,9 @@ def test_sums_over_answers_are_the_counters() -> None:
         assert verified >= found[f"wager:spec_decode_num_accepted_tokens_per_pos_total,{labels}"] > 0
         assert 0 < found[f"wager:request_spec_decode_acceptance_rate_count,{labels}"] <= len(choices)
     drafts = live["drafts"]["ngram"]
-    assert drafts["drafted"] == found["wager:spec_decode_num_drafted_tokens_total,drafter=ngram"] >= drafted
-    assert (drafts["verified"], drafts["accepted"], live["tokens"]) == (drafted, accepted, used["completion_tokens"])
+    assert drafts["drafted"] == found["wager:spec_decode_num_drafted_tokens_total,drafter=ngram"] >= drafts["verified"]
+    assert (drafts["verified"], drafts["accepted"]) == (drafted - forced, accepted - forced)
+    assert (live["tokens"], live["rounds"]) == (used["completion_tokens"], rounds) and forced > 1
     taus = [sum(int(each["mean_acceptance_length"]) == tau for each in choices) for tau in range(5)]
     assert live["requests_by_tau"] == taus[: len(live["requests_by_tau"])] and sum(taus) == len(choices)
 

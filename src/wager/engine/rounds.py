@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from wager.economics.policy.base import Policy, WrappedPolicy
 from wager.engine.core import Engine
 from wager.engine.sequence import sequence_id
-from wager.engine.wrapped_policies import DraftOfSeveral
+from wager.engine.wrapped_policies import GRAMMAR_DRAFTER, DraftOfSeveral
 from wager.types import DRAFT_STAGE, FORWARD_STAGE, Draft, OutputDelta, Plan, Request, Span, StepRecord, Verdict
 
 
@@ -262,6 +262,9 @@ class DraftCounter(WrappedPolicy):
             else:
                 self.drafted[draft.drafter] += len(draft.tokens)
         self._admitted = admitted = self.policy.admit(drafts, budget)
+        for draft in admitted.values():
+            if isinstance(draft, DraftOfSeveral):  # a grammar guesses what is to be verified
+                self.drafted.update([name for name in draft.drafters if name == GRAMMAR_DRAFTER])
         return admitted
 
     def observe(self, record: StepRecord) -> None:

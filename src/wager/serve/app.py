@@ -157,7 +157,7 @@ class Server:
     def _on_step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
         self.metrics.step(deltas, record)
         if record is not None:
-            self._totals.add(record)
+            self._totals.add(record, deltas)
             self.live.step(record)
 
     # ---- questions about the server ----------------------------------------------------------------------------------
@@ -343,7 +343,8 @@ class ApiKeys:
 
 @dataclass(eq=False)
 class AccessMiddleware:
-    """ASGI middleware. `report` gets path and status of every request that has ended."""
+    """ASGI middleware. `report` gets path and status of every request that has ended; of a stream that ended with an
+    error, the status of that."""
 
     app: ASGIApp
     keys: ApiKeys
@@ -387,7 +388,7 @@ class AccessMiddleware:
             error = ApiError(500, text, "Its log says why, under the x-request-id.")
             await error_response(error, scope)(scope, receive, send_with_id)
         finally:
-            self.report(path, status)
+            self.report(path, scope["state"].get("log_fields", {}).get("error", status))
             _log_end(scope, status, time.perf_counter() - begin)
 
     @staticmethod

@@ -142,6 +142,7 @@ class LiveView:
             "uptime_s": time.monotonic() - self._started,
             "steps": self.totals.steps,
             "tokens": self.totals.tokens,
+            "rounds": self.totals.rounds,
             "rows": self.totals.rows,
             "stage_seconds": dict(self.totals.stage_seconds),
             "drafts": {

@@ -231,6 +231,8 @@ class Metrics:
         totals = self._totals
         yield self._total("steps", "Steps of the engine.", {(): totals.steps})
         yield self._total("generation_tokens", "Generated tokens.", {(): totals.tokens})
+        text = "Passes of the target that emitted tokens of a choice, counted for each choice."
+        yield self._total("rounds", text, {(): totals.rounds})
         stages = {(stage,): seconds for stage, seconds in totals.stage_seconds.items()}
         yield self._total("step_stage_seconds", "Seconds of steps by stage.", stages, "stage")
         yield from self._speculation()
@@ -325,16 +327,18 @@ class Metrics:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Steps, tokens that they emitted, their rows, and their seconds by stage."""
+    """Steps, tokens that they emitted, for how many choices, their rows, and their seconds by stage."""
 
     steps: int = 0
     tokens: int = 0
+    rounds: int = 0
     rows: int = 0
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
-    def add(self, record: StepRecord) -> None:
+    def add(self, record: StepRecord, deltas: Sequence[OutputDelta]) -> None:
         self.steps += 1
         self.tokens += record.emitted
+        self.rounds += sum([bool(delta.token_ids) for delta in deltas])
         self.rows += record.rows
         for stage, seconds in record.seconds.items():
             self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds

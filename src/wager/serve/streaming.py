@@ -297,7 +297,9 @@ class EventStream(Response):
                 await write(data)
                 data = b""
             deltas = await self._answer.next_deltas()
-        return data + await self._last(self._answer.completions())
+        completions = self._answer.completions()
+        self.error = next((failed_answer(each) for each in completions if each.finish_reason == "error"), None)
+        return data + await self._last(completions)
 
     async def _first_deltas(self, write: Callable[[bytes], Any]) -> list[ChoiceDelta]:
         while True:

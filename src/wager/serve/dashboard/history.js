@@ -3,12 +3,11 @@
 
 export const SPAN = 180; // seconds that the server keeps
 
-const total = (drafts, name) => Object.values(drafts).reduce((sum, each) => sum + each[name], 0);
 const difference = (now, before) => now.map((count, at) => count - (before?.[at] ?? 0));
 const sum = (counts) => counts.reduce((all, each) => all + each, 0);
 const shares = (counts) => counts.map((count) => (100 * count) / Math.max(1, sum(counts)));
 
-const NOTHING = { drafts: {}, tokens: 0, planned_depths: [], requests_by_tau: [] };
+const NOTHING = { drafts: {}, tokens: 0, rounds: 0, planned_depths: [], requests_by_tau: [] };
 const NO_DRAFTS = { drafted: 0, verified: 0, accepted: 0, verified_by_depth: [], accepted_by_length: [] };
 
 export class History {
@@ -43,9 +42,7 @@ export class History {
         accepted: counts.accepted - old.accepted,
       };
     });
-    const tokens = this.now.tokens - since.tokens,
-      accepted = total(this.now.drafts, "accepted") - total(since.drafts, "accepted");
-    return { counted, tau: tokens ? tokens / Math.max(1, tokens - accepted) : NaN };
+    return { counted, tau: (this.now.tokens - since.tokens) / (this.now.rounds - since.rounds) };
   }
 
   // Of all draft decisions the percentage of each depth, and their mean.
