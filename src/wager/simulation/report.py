@@ -87,8 +87,8 @@ def notes(query: ReplayQuery, points: Sequence[ReplayPoint]) -> Iterator[str]:
         if slo:
             yield _slo_note(workload, slo, rows)
     yield (
-        "Columns: vs fixed: against the best fixed depth, plain decoding among them; drafted and admitted are draft "
-        "tokens a round; tau counts the bonus token."
+        "Columns: vs fixed: against the best fixed depth, plain decoding among them, in tok/s, or per user where "
+        "requests arrive by themselves; drafted and admitted are draft tokens a round; tau counts the bonus token."
     )
 
 
