@@ -701,7 +701,8 @@ class Stats:
 
     Seconds are wall time: `prefill_s` from admission to the first token, `decode_s` from there to the last. `rounds`
     counts target passes that emitted tokens, so completion_tokens / rounds is the mean acceptance length tau (bonus
-    token included). `seed` reproduces the text.
+    token included). `seed` reproduces the text. `drafter` names those that could guess: all of the engine's, unless the
+    request says how it speculates.
     """
 
     prompt_tokens: int

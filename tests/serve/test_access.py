@@ -107,6 +107,14 @@ def test_the_log_says_what_a_request_cost_and_nothing_of_its_text_or_key(caplog:
     assert not any(word in written for word in ("secret", *keys, answer["choices"][0]["message"]["content"][:12]))
 
 
+def test_the_log_names_the_drafters_that_may_guess_for_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    said = {"none": "off", "suffix": {"drafter": "suffix"}, "ngram": {"depth": 1}, "ngram,suffix": None}
+    with caplog.at_level(logging.INFO, "wager.serve"), running({"drafter": "ngram,suffix", "depth": None}) as server:
+        for each in said.values():
+            assert server.post(CHAT, {**SHORT, "speculation": each}).status_code == 200
+    assert [record.fields["drafter"] for record in caplog.records if hasattr(record, "said")] == [*said]  # type: ignore[attr-defined]
+
+
 def test_the_log_is_json_with_the_tokens_of_every_request(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("wager.serve")
     with caplog.at_level(logging.INFO, logger.name), running() as server:
