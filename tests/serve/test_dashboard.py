@@ -203,6 +203,8 @@ def test_numbers_move_while_requests_run(browser: Any, real: RealServer) -> None
                 )
         visit.wait("document.getElementById('running').textContent == '0'")
         visit.wait("document.getElementById('speed').textContent == '0'")
+        live = real.live()
+        assert visit.cells("#guesses-all tr >> nth=0")[-1] == f"{live['tokens'] / live['rounds']:.2f}"
 
 
 @pytest.mark.real
