@@ -207,6 +207,14 @@ def test_numbers_move_while_requests_run(browser: Any, real: RealServer) -> None
         assert visit.cells("#guesses-all tr >> nth=0")[-1] == f"{live['tokens'] / live['rounds']:.2f}"
 
 
+def test_one_busy_second_is_seen_in_the_charts(browser: Any, tiny: RealServer) -> None:
+    with visiting(browser, tiny.url) as visit:
+        visit.wait_for_text("status", "live")
+        tiny.chat(messages=[{"role": "user", "content": "one two"}], max_tokens=8)
+        for drawn in ("#stage-chart polygon", "#speedup-chart polyline", "#cost-chart polyline"):
+            visit.wait(f"document.querySelector('{drawn}')?.getBBox().width > 0.5", seconds=10)
+
+
 @pytest.mark.real
 def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(browser: Any, real: RealServer) -> None:
     with visiting(browser, real.url, permissions=["clipboard-read", "clipboard-write"]) as visit:

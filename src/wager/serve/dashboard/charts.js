@@ -151,11 +151,13 @@ export class TimeChart extends Chart {
   curve(heights, at) {
     const shapes = [],
       area = this.stacked || this.series.length === 1;
+    const place = (when, value) => `${Math.max(LEFT, this.x(when)).toFixed(1)},${this.y(value).toFixed(1)}`;
     for (const part of this.parts(heights, at)) {
-      const place = (index, value) => `${this.x(this.samples[index].at).toFixed(1)},${this.y(value).toFixed(1)}`;
-      const over = part.map((index) => place(index, heights[index][at]));
+      // a sample is of the second before it: one alone is seen, too
+      const points = [part[0], ...part].map((index, nth) => [this.samples[index].at - (nth ? 0 : 1), heights[index]]);
+      const over = points.map(([when, height]) => place(when, height[at]));
       if (area) {
-        const under = part.map((index) => place(index, this.stacked && at ? heights[index][at - 1] : 0)).reverse();
+        const under = points.map(([when, height]) => place(when, this.stacked && at ? height[at - 1] : 0)).reverse();
         shapes.push(shape("polygon", { class: `area a${at + 1}`, points: [...over, ...under].join(" ") }));
       }
       if (!this.stacked) shapes.push(shape("polyline", { class: `line l${at + 1}`, points: over.join(" ") }));
