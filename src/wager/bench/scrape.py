@@ -23,7 +23,8 @@ _DRAFTS, _DRAFTED = "spec_decode_num_drafts_total", "spec_decode_num_draft_token
 _ACCEPTED, _BY_POSITION = "spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"
 _TO_POSITION = "spec_decode_num_draft_tokens_per_pos_total"
 _PROMPTS, _GENERATED, _FIRST = "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_count"
-_COUNTERS = (_DRAFTS, _DRAFTED, _ACCEPTED, _BY_POSITION, _TO_POSITION, _PROMPTS, _GENERATED, _FIRST)
+_ROUNDS = "rounds_total"
+_COUNTERS = (_DRAFTS, _DRAFTED, _ACCEPTED, _BY_POSITION, _TO_POSITION, _PROMPTS, _GENERATED, _FIRST, _ROUNDS)
 _STARTED = "spec_decode_num_drafts_created"
 _LENGTH, _STEPS, _ROWS = "spec_accept_length", "spec_num_steps", "spec_num_draft_tokens"
 _SAME = {
@@ -51,10 +52,10 @@ Series = tuple[CountedBy, str, frozenset[tuple[str, str]]]
 @dataclass(frozen=True, slots=True)
 class SpeculationCounts:
     """What one drafter did, or several together: the `drafts` that were verified, their tokens, and by position in the
-    draft the `accepted` ones and, of wager alone, the drafts `reaching` it. `generated`, `first_tokens` and
-    `prompt_tokens` are the server's, 0 where it does not say, and `generated` also where other drafters drafted too.
-    SGLang tells the mean `length` of rounds, bonus token included, and the `steps` of a draft, 0 where it does not say:
-    where it counts no drafts, of the rounds since its last line of log."""
+    draft the `accepted` ones and, of wager alone, the drafts `reaching` it. `generated`, `passes` (of wager alone),
+    `first_tokens` and `prompt_tokens` are the server's, 0 where it does not say, and `generated` also where other
+    drafters drafted too. SGLang tells the mean `length` of rounds, bonus token included, and the `steps` of a draft, 0
+    where it does not say: where it counts no drafts, of the rounds since its last line of log."""
 
     by: CountedBy
     drafts: int
@@ -62,6 +63,7 @@ class SpeculationCounts:
     accepted: tuple[int, ...]
     reaching: tuple[int, ...]
     generated: int
+    passes: int
     first_tokens: int
     prompt_tokens: int
     length: float
@@ -69,9 +71,9 @@ class SpeculationCounts:
 
     @property
     def rounds(self) -> int | None:
-        """Passes of the target that emitted a token of a sequence, with a draft or without; None where unknown. The
-        first token of an answer comes from the pass over its prompt."""
-        passes = self.generated - self.first_tokens - sum(self.accepted)
+        """Passes of the target that emitted a token of a sequence, with a draft or without; None where unknown. But for
+        wager, which drafts then too and counts them, those over prompts are left out."""
+        passes = self.passes or self.generated - self.first_tokens - sum(self.accepted)
         return max(passes, self.drafts) if self.generated else None
 
 
@@ -202,6 +204,7 @@ class Scrape:
             accepted=tuple(accumulate(accepted, min, initial=own[_DRAFTS]))[1:],  # llama.cpp rounds to six digits
             reaching=tuple(reaching),
             generated=server[_GENERATED] if alone else 0,
+            passes=server[_ROUNDS],
             first_tokens=server[_FIRST],
             prompt_tokens=server[_PROMPTS],
             length=length,
