@@ -73,8 +73,9 @@ class PlanChooser {
     PlanChooser(double max_min_survival, const PlannedSequences& batch, const std::vector<PlannedDrafter>& drafters)
         : max_min_survival_(max_min_survival), batch_(batch), drafters_(drafters), size_(batch.weights.size()) {}
 
-    ChosenPlan choose(const Numbers& row_costs) const {
-        ChosenPlan best{std::vector<long>(size_, -1), std::vector<long>(size_, 0), Numbers(size_, -1.0), 0.0};
+    // The plan of greatest profit; none drafts where no plan's exceeds `overhead`.
+    ChosenPlan choose(const Numbers& row_costs, double overhead) const {
+        ChosenPlan best{std::vector<long>(size_, -1), std::vector<long>(size_, 0), Numbers(size_, -1.0), overhead};
         for (const double row_cost : row_costs) {
             std::vector<DrafterWorth> worths;
             for (const PlannedDrafter& drafter : drafters_) worths.push_back(worth(drafter, row_cost));

@@ -250,9 +250,9 @@ class DraftPlanner {
         return rows_of(drafters_.back().survival);
     }
 
-    // Each sequence's drafter (-1: none), depth and min_survival (-1: none).
-    nb::tuple choose(const Numbers& row_costs) const {
-        const wager::ChosenPlan plan = wager::PlanChooser(max_min_survival_, batch_, drafters_).choose(row_costs);
+    // Each sequence's drafter (-1: none), depth and min_survival (-1: none). `overhead`: weighted tokens that a plan must gain.
+    nb::tuple choose(const Numbers& row_costs, double overhead) const {
+        const wager::ChosenPlan plan = wager::PlanChooser(max_min_survival_, batch_, drafters_).choose(row_costs, overhead);
         return nb::make_tuple(plan.drafters, plan.depths, plan.min_survival);
     }
 
@@ -388,5 +388,5 @@ void bind_policy(nb::module_& m) {
              nb::arg("weights"), nb::arg("extra"), nb::arg("goodput"), nb::arg("max_min_survival"))
         .def("add", &DraftPlanner::add, nb::kw_only(), nb::arg("model"), nb::arg("sequences"), nb::arg("offset").none(),
              nb::arg("seconds"), nb::arg("catch_up"), nb::arg("unjudged"), nb::arg("stops_early"))
-        .def("choose", &DraftPlanner::choose);
+        .def("choose", &DraftPlanner::choose, nb::arg("row_costs"), nb::kw_only(), nb::arg("overhead"));
 }

@@ -273,7 +273,7 @@ def test_sequences_are_planned_as_with_arrays(
         assert np.array(survival) == pytest.approx(expected)
     costs = [goodput * extra[count] / count, 0.02]
     plan = most_profitable(forecasts, batch, extra, row_costs=costs)
-    drafter_of, depths, min_survival = native.choose(costs)
+    drafter_of, depths, min_survival = native.choose(costs, overhead=0.0)
     assert drafter_of == plan.drafters.tolist()
     assert depths == plan.depths.tolist()
     assert min_survival == pytest.approx(plan.min_survival)
@@ -300,7 +300,7 @@ def test_a_third_drafter_whose_call_costs_more_than_it_brings_is_left_out_where_
             unjudged=[False] * count,
             stops_early=False,
         )
-    drafters, depths, _ = planner.choose([0.01])
+    drafters, depths, _ = planner.choose([0.01], overhead=0.0)
     assert drafters == [0] * 8 + [1] * 8
     assert depths == [4] * count
 

@@ -55,11 +55,13 @@ class SimulatedSequences:
         sequences: Sequence[str],
         *,
         seed: int = 0,
+        own: float = 0.0,
     ) -> None:
-        self.policy, self.surface, self.rates = policy, surface, dict(rates)
+        """`own`: seconds that the policy takes in a step with drafts."""
+        self.policy, self.surface, self.rates, self.own = policy, surface, dict(rates), own
         self.at = dict.fromkeys(sequences, 100)
         self.draw = np.random.default_rng(seed)
-        self.seconds = self.tokens = 0.0
+        self.seconds = self.drafting = self.tokens = 0.0
         self.drafted: dict[str, int] = dict.fromkeys(rates, 0)
         self.emitted = dict.fromkeys(sequences, 0)
 
@@ -82,8 +84,10 @@ class SimulatedSequences:
             self.at[verdict.seq_id] += len(verdict.tokens)
             self.emitted[verdict.seq_id] += len(verdict.tokens)
         emitted = sum(len(verdict.tokens) for verdict in verdicts)
+        seconds["policy"] = self.own if plan else 0.0
         self.policy.observe(StepRecord(rows, len(spans), rows - len(spans), 0, emitted, seconds, contexts))
         self.seconds += sum(seconds.values())
+        self.drafting += seconds["draft"]
         self.tokens += emitted
         return plan
 
@@ -204,10 +208,20 @@ def test_a_threshold_out_of_range_is_named() -> None:
 def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_budget() -> None:
     surface = Machine({"d": 2e-3})
     simulation = SimulatedSequences(adaptive(surface), surface, {"d": always(0.2)}, names(8)).run(200)
-    drafted, seconds = simulation.drafted["d"], simulation.seconds
+    drafting, seconds = simulation.drafting, simulation.seconds
     simulation.run(2000)
-    spent = (simulation.drafted["d"] - drafted) * surface.draft_seconds("d", 1, 2)
-    assert 0 < spent < 0.006 * (simulation.seconds - seconds)
+    assert 0 < simulation.drafting - drafting < 0.006 * (simulation.seconds - seconds)
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.0, 1.04), (0.08, 0.99)])
+def test_drafts_that_gain_less_than_the_policy_takes_for_them_are_not_made(share: float, least: float) -> None:
+    """`share` of a plain step; drafts gain 5 %."""
+    surface = Machine({"d": 1e-5})
+    plain, rates = surface.seconds(6, 6, 4000), {"d": always(0.3)}
+    simulation = SimulatedSequences(adaptive(surface), surface, rates, names(6), own=share * plain).run(300)
+    tokens, seconds = simulation.tokens, simulation.seconds
+    simulation.run(500)
+    assert (simulation.tokens - tokens) / (simulation.seconds - seconds) > least * 6 / plain
 
 
 @pytest.mark.slow

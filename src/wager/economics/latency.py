@@ -12,8 +12,6 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Protocol
 
-import numpy as np
-
 from wager.types import StepRecord
 
 Table = list[list[float]]
@@ -101,20 +99,22 @@ class LatencyCache:
             none = seconds[0]
             curve = list(accumulate([each - none for each in seconds], max))
             if len(knots) <= knots[-1]:
-                curve = np.interp(range(knots[-1] + 1), knots, curve).tolist()
+                curve = _at_every(knots, curve)
             self._extra[key] = curve
         self._last_shape, self._last_curve = shape, curve
         return curve
 
     def draft_seconds(self, drafter: str, sequences: int, depth: int) -> float:
         """Drafting for `sequences`, each to `depth`."""
-        if sequences == 0 or depth == 0:
-            return 0.0
+        return self._draft_curve(drafter, sequences, depth)[depth] if sequences and depth else 0.0
+
+    def _draft_curve(self, drafter: str, sequences: int, depth: int) -> list[float]:
+        """Drafting for `sequences`, each to 0, 1, ... `depth` or more."""
         curve = self._draft.get((drafter, sequences), [])
         if len(curve) <= depth:
             curve = self.model.draft_seconds_by_depth(drafter, sequences, max(depth, _DEPTHS))
             self._draft[drafter, sequences] = curve
-        return curve[depth]
+        return curve
 
     def ragged_draft_seconds(self, drafter: str, depths: Sequence[int]) -> float:
         """Drafting to `depths`, one per sequence: each pass of the drafter is for the sequences that go that deep."""
@@ -134,19 +134,29 @@ class LatencyCache:
         if key in self._marginal:
             return self._marginal[key]
         knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
-        totals = [[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots]
-        passes = [[after - before for before, after in pairwise(row)] for row in totals]
-        if len(knots) <= sequences:
-            every = range(sequences + 1)
-            columns = [np.interp(every, knots, column) for column in zip(*passes, strict=True)]
-            passes = np.stack(columns, axis=1).tolist()
-        marginal = [[after - before for before, after in zip(*both, strict=True)] for both in pairwise(passes)]
+        marginal: Table = []
+        before = [0.0] * depth
+        for last, count in pairwise(knots):
+            curve = self._draft_curve(drafter, count, depth)
+            passes = [curve[k + 1] - curve[k] for k in range(depth)]
+            share = 1 / (count - last)  # between knots each adds as much
+            marginal += [[share * (more - less) for more, less in zip(passes, before, strict=True)]] * (count - last)
+            before = passes
         self._marginal[key] = marginal
         return marginal
 
 
 def _context_key(context_sum: int) -> int:
     return int(_CONTEXTS_PER_DOUBLING * math.log2(context_sum + 64))
+
+
+def _at_every(knots: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Values at every number up to the last knot, by lines between the knots, which ascend from 0."""
+    every: list[float] = []
+    for (first, last), (low, high) in zip(pairwise(knots), pairwise(values), strict=True):
+        slope = (high - low) / (last - first)
+        every += [low + slope * number for number in range(last - first)]
+    return [*every, values[-1]]
 
 
 @cache

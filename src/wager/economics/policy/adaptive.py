@@ -186,10 +186,10 @@ class Adaptive(Policy):
         readiness.update(step, self._decisions)
         step.plan = step.repeated_plan = self._usable_plan(step)
         early, large = now < EARLY_STEPS or self._prices.weights.learns, len(step.ids) > LARGE_BATCH
-        pause = self._prices.own.update_interval if step.plan else PAUSE
-        self._interval = 1 if early or large else pause
+        pause = max(PAUSE, min(PAUSE if readiness.watches else SLOW_INTERVAL, self._prices.own.rest))
+        self._interval = 1 if early or large else self._prices.own.update_interval if step.plan else pause
         if not step.plan and not early:
-            self._repeats_until = now + PAUSE
+            self._repeats_until = now + pause
         elif not self._draws_tokens:
             self._repeats_until = min(now + self._interval - len(self._taken), self._next_plan)
         if now >= self._next_measuring:
@@ -317,7 +317,8 @@ class Adaptive(Policy):
         for cost in (by_depth[0], max(0.0, min(by_depth))):
             if not costs or cost < costs[-1]:
                 costs.append(cost)
-        return *native.choose(costs), forecasts
+        overhead = step.plain.goodput * self._prices.own.speculating
+        return *native.choose(costs, overhead=overhead), forecasts
 
     def _marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> Table:
         """See LatencyCache; none of a drafter that weighs prices: it takes time only where that pays."""
@@ -484,7 +485,7 @@ class Adaptive(Policy):
             if verdict.seq_id in step.states:
                 weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
         if self._learning.add_verdicts(step) and not self._speculates:
-            soon = max(UPDATE_INTERVAL, round(self._prices.own.interval(self._prices.own.planning)))
+            soon = max(UPDATE_INTERVAL, self._prices.own.rest)
             self._next_plan = min(self._next_plan, self._planned.number + soon)
 
     def _learn_record(self, step: PolicyStep, record: StepRecord) -> float:

@@ -10,7 +10,7 @@ from wager.kernels import _native
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
 UPDATE_INTERVAL = 4  # steps between updates of what changes slowly: goodput, cost of a row, latency, an empty plan
-PAUSE = 8  # steps between decisions where nothing drafts
+PAUSE = 8  # steps between decisions where nothing drafts, at least
 SLOW_INTERVAL = 32  # steps between plans, and between ageings; a drafter that none wanted that long is inactive
 LONGEST_INTERVAL = 128  # steps between decisions that nothing depends on: plans without drafts, looks at what rows cost
 EARLY_STEPS = 64  # first steps, each of which is learned from

@@ -87,6 +87,11 @@ class DrafterReadiness:
         self._ready = dict.fromkeys(drafters, 0)  # the step from which each has seen enough
         self._kept = dict.fromkeys(drafters, 0)  # the step until which it is not inactive; 0: none was set yet
 
+    @property
+    def watches(self) -> bool:
+        """Whether a drafter is shown the target's states: it is asked within a trial, or inactive after it."""
+        return not self.inactive.issuperset(self._readers)
+
     def note_request(self, state: PlannedSequence, drafter: str, now: int) -> None:
         """In step number `now` it is asked for a draft."""
         state.last_position[drafter], state.last_step[drafter] = state.known, now

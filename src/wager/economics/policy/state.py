@@ -20,6 +20,7 @@ from wager.types import Draft, DraftDecision, Span, StepRecord, Verdict
 ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
 _BUDGET = 0.015  # of a step's seconds for the policy: to keep to it learning is slowed down
 _PLANNING_BUDGET = 0.005  # the share of it for planning
+_SHARE_AT_REST = 0.25  # of that, where nothing drafts
 _MAX_PACE = 4.0  # the most by which learning is slowed down
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
@@ -270,6 +271,16 @@ class PolicySeconds:
         """Seconds of judging the drafts of a step; before a step without it was timed, half of a judged step's."""
         judged, (unjudged, count) = self._means["judged"][0], self._means["unjudged"]
         return max(0.0, judged - unjudged) if count else judged / 2
+
+    @property
+    def speculating(self) -> float:
+        """The policy's seconds in a step with drafts, as most of them are."""
+        return max(self._means["judged"], self._means["unjudged"], key=lambda mean: mean[1])[0]
+
+    @property
+    def rest(self) -> int:
+        """Steps between decisions where nothing drafts: these get a part of the budget for planning."""
+        return round(self.interval(self.planning) / _SHARE_AT_REST)
 
     def interval(self, seconds: float) -> float:
         """Steps between decisions that take `seconds` each, to keep them within the budget for planning."""
