@@ -268,7 +268,7 @@ def test_a_drafter_that_is_always_wrong_is_hardly_asked_and_used_again_once_it_i
 def test_looks_pay_for_what_the_policy_does_for_them_not_for_its_plans(kind: str, fewer: bool) -> None:
     def drafted(share: float) -> int:
         policy = adaptive(Machine({"d": 1e-5}))
-        simulation = SimulatedSequences(policy, Machine({"d": 1e-5}), {"d": always(0.0)}, names(4))
+        simulation = SimulatedSequences(policy, Machine({"d": 1e-5}), {"d": always(0.0)}, names(24))
         observe = policy.observe
 
         def observe_timed(record: StepRecord) -> None:

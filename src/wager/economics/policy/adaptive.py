@@ -186,7 +186,8 @@ class Adaptive(Policy):
         readiness.update(step, self._decisions)
         step.plan = step.repeated_plan = self._usable_plan(step)
         early, large = now < EARLY_STEPS or self._prices.weights.learns, len(step.ids) > LARGE_BATCH
-        pause = max(PAUSE, min(PAUSE if readiness.watches else SLOW_INTERVAL, self._prices.own.rest))
+        longest = PAUSE if readiness.watches else min(SLOW_INTERVAL, PAUSE * len(step.ids))  # a look at each of them
+        pause = max(PAUSE, min(longest, self._prices.own.rest))
         self._interval = 1 if early or large else self._prices.own.update_interval if step.plan else pause
         if not step.plan and not early:
             self._repeats_until = now + pause
