@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from wager.economics.acceptance import MTP_SURVIVAL
 from wager.economics.latency import LatencyModel
 from wager.economics.options import Objective, PolicySpec, parse_objective, parse_policy
 from wager.economics.policy.adaptive import Adaptive
@@ -17,6 +18,9 @@ from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.economics.policy.state import PolicySeconds
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
+from wager.simulation.comparison import ReplaySetting, simulate
+from wager.simulation.server import Workload
+from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import Draft, DraftDecision, DraftPrices, Plan, Span, StepRecord, Verdict
 
 WRONG, DEPTH = -1, 7
@@ -55,9 +59,9 @@ class SimulatedSequences:
         sequences: Sequence[str],
         *,
         seed: int = 0,
-        own: float = 0.0,
+        own: Mapping[str, float] | None = None,
     ) -> None:
-        """`own`: seconds that the policy takes in a step with drafts."""
+        """`own`: seconds that an adaptive policy itself takes, by kind of step."""
         self.policy, self.surface, self.rates, self.own = policy, surface, dict(rates), own
         self.at = dict.fromkeys(sequences, 100)
         self.draw = np.random.default_rng(seed)
@@ -84,7 +88,7 @@ class SimulatedSequences:
             self.at[verdict.seq_id] += len(verdict.tokens)
             self.emitted[verdict.seq_id] += len(verdict.tokens)
         emitted = sum(len(verdict.tokens) for verdict in verdicts)
-        seconds["policy"] = self.own if plan else 0.0
+        seconds["policy"] = self.own.get(self.policy.step.kind, 0.0) if self.own else 0.0  # type: ignore[attr-defined]
         self.policy.observe(StepRecord(rows, len(spans), rows - len(spans), 0, emitted, seconds, contexts))
         self.seconds += sum(seconds.values())
         self.drafting += seconds["draft"]
@@ -218,7 +222,8 @@ def test_drafts_that_gain_less_than_the_policy_takes_for_them_are_not_made(share
     """`share` of a plain step; drafts gain 5 %."""
     surface = Machine({"d": 1e-5})
     plain, rates = surface.seconds(6, 6, 4000), {"d": always(0.3)}
-    simulation = SimulatedSequences(adaptive(surface), surface, rates, names(6), own=share * plain).run(300)
+    own = dict.fromkeys(("judged", "unjudged"), share * plain)
+    simulation = SimulatedSequences(adaptive(surface), surface, rates, names(6), own=own).run(300)
     tokens, seconds = simulation.tokens, simulation.seconds
     simulation.run(500)
     assert (simulation.tokens - tokens) / (simulation.seconds - seconds) > least * 6 / plain
@@ -244,12 +249,16 @@ def test_each_depth_is_measured_more_seldom_the_longer_its_rows_are_known() -> N
         )
 
 
-@pytest.mark.parametrize("live", [1, 4])
-def test_a_drafter_that_is_always_wrong_is_hardly_asked_and_used_again_once_it_is_right(live: int) -> None:
+@pytest.mark.parametrize(
+    ("live", "own", "most"), [(1, {}, 270), (4, {}, 270), (4, {"planned": 3e-4, "plain": 1e-5}, 120)]
+)
+def test_a_drafter_that_is_always_wrong_is_hardly_asked_and_used_again_once_it_is_right(
+    live: int, own: dict[str, float], most: int
+) -> None:
     """Hardly a step measures what rows cost meanwhile: a guess would not pay if they were free. Nor is anything decided
     where no draft is due, but that nothing drafts."""
     policy, rates = adaptive(LatencySurface(ROWS, SECONDS, uncertainty=3.0)), {"d": always(0.0)}
-    simulation = SimulatedSequences(policy, Machine({"d": 1e-5}), rates, names(live)).run(1000)
+    simulation = SimulatedSequences(policy, Machine({"d": 1e-5}), rates, names(live), own=own).run(1000)
     drafted, measured, decided = simulation.drafted["d"], 0, 0
     for _ in range(1920):
         simulation.step()
@@ -257,7 +266,7 @@ def test_a_drafter_that_is_always_wrong_is_hardly_asked_and_used_again_once_it_i
         decided += policy.step is policy._planned
     assert 20 <= simulation.drafted["d"] - drafted <= 260 * live  # in every eighth step at most
     assert measured <= 12
-    assert decided <= 270
+    assert decided <= most
     simulation.rates["d"] = always(0.9)
     drafted = simulation.run(150).drafted["d"]
     assert simulation.run(100).drafted["d"] - drafted > 90 * live
@@ -432,6 +441,19 @@ def test_weights_move_rows_to_the_sequences_they_favour() -> None:
     even, favoured = (mixed(Machine(), weights={f"r{i}": weight for i in range(6, 12)}) for weight in (1.0, 4.0))
     assert favoured.emitted["r8"] / favoured.seconds > 1.1 * even.emitted["r8"] / even.seconds
     assert favoured.rate < even.rate
+
+
+@pytest.mark.slow
+def test_an_slo_that_nobody_can_meet_costs_no_throughput_where_requests_come_and_end() -> None:
+    def rate(objective: Objective) -> float:
+        rates = []
+        for seed in range(3):
+            traces = SyntheticTraces({"mtp": SyntheticDrafter(MTP_SURVIVAL)}, output_tokens=64, seed=seed)
+            load = Workload(concurrency=8, rounds=2000, seed=seed)
+            rates.append(simulate(ReplaySetting(traces, Machine(), objective=objective), "adaptive", load).throughput)
+        return sum(rates)
+
+    assert rate(Objective("slo", 1e-4)) > 0.97 * rate(Objective())
 
 
 @pytest.mark.slow
@@ -611,6 +633,26 @@ def test_what_the_policy_takes_keeps_to_its_budget() -> None:
     for _ in range(400):
         own.observe(10e-6, step_seconds=10e-3, kind="unjudged")
     assert own.update_interval == UPDATE_INTERVAL
+
+
+def test_one_pause_of_the_machine_does_not_end_planning() -> None:
+    own = PolicySeconds()
+    for _ in range(40):
+        own.observe(4e-4, step_seconds=6e-3, kind="planned")
+    usual = own.interval(own.planning)
+    own.observe(1.0, step_seconds=1.0, kind="planned")
+    assert own.interval(own.planning) < 3 * usual
+
+
+def test_what_a_row_must_bring_is_in_tokens_of_a_sequence_whatever_requests_weigh() -> None:
+    said = []
+    for weight in (1.0, 1e6):
+        policy = adaptive(Machine(), weights=dict.fromkeys(names(4), weight))
+        SimulatedSequences(policy, Machine(), {"d": always(0.6)}, names(4)).run(100)
+        figures = policy.figures()
+        assert figures is not None
+        said.append(figures.row_cost)
+    assert said[0] == pytest.approx(said[1])
 
 
 def test_steps_without_room_for_drafts_are_plain_and_ask_for_nothing() -> None:

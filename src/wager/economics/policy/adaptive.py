@@ -64,6 +64,7 @@ from wager.types import (
 )
 
 MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
+_SURPRISING = 1.5  # standard deviations by which more guesses of exploration are right than were forecast
 _NEVER = -50.0  # log-odds of what is not expected
 LOOK_BACK = 64  # steps that are remembered: a second or less on most machines
 _NEARLY_FREE = 0.005  # tokens: a cost of a row that would be printed as 0.00
@@ -114,6 +115,8 @@ class Adaptive(Policy):
         self._deepest, self._speculates, self._changes = 0, True, 0
         self._default: tuple[DraftDecision | None, Mapping[str, Table], int] = None, {}, 0
         self._next_plan, self._plan_interval = 0, 0.0  # the step in which the same sequences are planned anew
+        self._last_use = 0  # the step that last planned drafts
+        self._surprise = self._surprise_variance = 0.0  # right guesses of exploration beyond those forecast by the plan
 
         self._judging_interval = 0  # steps between those whose drafts are judged
         self._unjudged_steps = 0  # since the last one
@@ -186,8 +189,9 @@ class Adaptive(Policy):
         readiness.update(step, self._decisions)
         step.plan = step.repeated_plan = self._usable_plan(step)
         early, large = now < EARLY_STEPS or self._prices.weights.learns, len(step.ids) > LARGE_BATCH
-        longest = PAUSE if readiness.watches else min(SLOW_INTERVAL, PAUSE * len(step.ids))  # a look at each of them
-        pause = max(PAUSE, min(longest, self._prices.own.rest))
+        pause = PAUSE
+        if not readiness.watches:  # longer, as long as each sequence can be looked at once
+            pause = max(PAUSE, min(SLOW_INTERVAL, PAUSE * len(step.ids), self._rest))
         self._interval = 1 if early or large else self._prices.own.update_interval if step.plan else pause
         if not step.plan and not early:
             self._repeats_until = now + pause
@@ -224,7 +228,11 @@ class Adaptive(Policy):
         acceptance = {name: model.start_sequence() for name, model in self.acceptance.items()}
         decision, forecasts, row = self._default  # until the next plan it gets a decision that many got
         self._changes += 1
-        self._sequences[seq_id] = PlannedSequence(seq_id, weight, tokens, acceptance, forecasts, row)
+        self._sequences[seq_id] = new = PlannedSequence(seq_id, weight, tokens, acceptance, forecasts, row)
+        if self._prices.weights.slo and len(self._sequences) > 1:  # as late as those that run: else they go before it
+            others = [state for state in self._sequences.values() if state is not new]
+            new.slo_factor = sum([state.slo_factor for state in others]) / len(others)
+            new.late_steps = min([state.late_steps for state in others])
         if decision is not None:
             self._decisions[seq_id] = decision
             step.catches_up |= self._drafters[decision.drafter].catch_up_s > 0
@@ -236,6 +244,7 @@ class Adaptive(Policy):
         longest = max(SLOW_INTERVAL if self._speculates else LONGEST_INTERVAL, affordable)
         self._plan_interval = min(longest, max(self._plan_interval + longest / SLOW_INTERVAL, affordable))
         self._next_plan, self._changes = step.number + round(self._plan_interval), 0
+        self._surprise = self._surprise_variance = 0.0
         drafters, depths, min_survival, forecasts = self._choose(step)
         keys = list(zip(drafters, depths, min_survival, strict=True))
         made: dict[tuple[int, int, float], DraftDecision] = {}
@@ -253,6 +262,7 @@ class Adaptive(Policy):
         middle = sorted(range(len(keys)), key=lambda row: keys[row][:2])[len(keys) // 2]
         self._default = made.get(keys[middle]), forecasts, middle
         self._deepest, self._speculates = max(depths), bool(self._decisions)
+        self._last_use = step.number if self._speculates else self._last_use
         step.kind = "planned"
         self._unjudged_steps = self._judging_interval  # its drafts are judged once at least
 
@@ -326,6 +336,11 @@ class Adaptive(Policy):
         if drafter in self._computed:
             return [[0.0] * depth] * sequences
         return self._prices.latency.marginal_draft_seconds(drafter, sequences, depth)
+
+    @property
+    def _rest(self) -> int:
+        """Steps between decisions where nothing drafts: the more, the longer nothing has, as far as they cost much."""
+        return min((self._steps - self._last_use) // SLOW_INTERVAL, self._prices.own.rest)
 
     def _usable_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
         """What the last plan decided for the sequences of the step, as far as drafters are ready and there is room."""
@@ -485,9 +500,15 @@ class Adaptive(Policy):
         for verdict in step.verdicts if weights.learns else ():
             if verdict.seq_id in step.states:
                 weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
-        if self._learning.add_verdicts(step) and not self._speculates:
-            soon = max(UPDATE_INTERVAL, self._prices.own.rest)
-            self._next_plan = min(self._next_plan, self._planned.number + soon)
+        looks = self._learning.add_verdicts(step)
+        for seq_id, right in looks.items() if not self._speculates else ():
+            if (state := step.states.get(seq_id)) is not None and state.forecasts:
+                rate = state.forecasts[step.plan[seq_id].drafter][state.row][0]
+                self._surprise += right - rate
+                self._surprise_variance += rate * (1 - rate)
+        if self._surprise > _SURPRISING * math.sqrt(self._surprise_variance):
+            affordable = round(self._prices.own.interval(self._prices.own.planning))
+            self._next_plan = min(self._next_plan, self._planned.number + max(UPDATE_INTERVAL, affordable))
 
     def _learn_record(self, step: PolicyStep, record: StepRecord) -> float:
         """Learn what a step took; its seconds, all stages together."""
@@ -504,8 +525,7 @@ class Adaptive(Policy):
             self._exploration.planned_rows = record.drafted
         if step.explored:  # which drafter of the step took longer than expected is not known
             late = max(0.0, drafting - prices.drafting(step.passes()) - step.explored_catch_up)
-            usual = prices.own.planning if step.kind == "planned" else prices.own.resting
-            judging = 0.0 if self._speculates else max(0.0, own - usual)
+            judging = 0.0 if self._speculates else prices.own.exploring
             self._exploration.for_drafts.charge(late + judging)
         for seq_id, computed in step.computed.items():
             if computed and (state := step.states.get(seq_id)) is not None and not state.computed_before:
@@ -540,15 +560,13 @@ class Adaptive(Policy):
             f"{_count(len(states), 'sequence')} decode{'s' * (len(states) == 1)}; a step without drafts takes "
             f"{1e3 * step.plain.seconds:.2f} ms, as estimated.",
             observed(latest, self._prices.latency)[1],
-            _forecast(self._prices.goodput.ratio(len(states)), self._prices.goodput.row_cost(len(states))),
+            _forecast(self._prices.goodput.ratio(len(states)), self._row_cost(step)),
             *_slo(self._prices.weights, states),
         ]
         if full:
             lines.append(f"No room for drafts: {_count(len(full), 'sequence')}.")
         if not (step.plan or step is self._planned):
-            lines.append(
-                "This step was not planned: the last plan had no drafts, and the next is made within some steps."
-            )
+            lines.append("This step was not planned: nothing is drafted, and the next plan is made within some steps.")
         if step.measured_depth == 0:
             lines.append("This step is taken without drafts, to measure what such steps take.")
         elif step.measured_depth:
@@ -556,6 +574,9 @@ class Adaptive(Policy):
             lines.append(f"This step drafts and verifies {deepest} deep for every sequence, to measure what rows cost.")
         candidates = [state for state in states if state.seq_id not in full] or states
         for drafter, model in self.acceptance.items():
+            if drafter in self._collapse.collapsed or drafter in self._readiness.left_out:  # nothing is forecast of it
+                lines.append(f"{drafter}: not used.")
+                continue
             seconds = self._prices.latency.draft_seconds(drafter, len(states), 1)
             lines.append(_use(step, candidates, drafter, known=model.depths.trials[0] > 0, seconds=seconds))
         lines += self._collapse.collapsed.values()
@@ -576,7 +597,12 @@ class Adaptive(Policy):
         if not step.ids:
             return None
         speed, _ = observed(self._latest_steps(), self._prices.latency)
-        return PolicyFigures(goodput.row_cost(len(step.ids)), goodput.ratio(len(step.ids)), speed, step.plain.seconds)
+        return PolicyFigures(self._row_cost(step), goodput.ratio(len(step.ids)), speed, step.plain.seconds)
+
+    def _row_cost(self, step: PolicyStep) -> float | None:
+        """Tokens of a sequence of mean weight that one more row must bring; None before that is known."""
+        cost = self._prices.goodput.row_cost(len(step.ids))
+        return None if cost is None else cost * len(step.ids) / step.plain.weight
 
     def _latest_steps(self) -> list[PolicyStep]:
         return [*self._latest, *self._taken][-LOOK_BACK:]
@@ -588,7 +614,7 @@ class Adaptive(Policy):
 def observed(steps: Iterable[PolicyStep], latency: LatencyCache) -> tuple[float | None, str]:
     """Tokens a second over those that plain decoding would have yielded, in the steps that computed no prompts (None if
     there was none); and the same in words."""
-    taken = [(step.record, not step.plan) for step in steps if step.record and step.record.decodes_only]
+    taken = [(step.record, not step.record.drafted) for step in steps if step.record and step.record.decodes_only]
     timed = [(record, sum(record.seconds.values()), plain) for record, plain in taken if any(record.seconds.values())]
     if not timed:
         return None, "No step was observed yet."
@@ -601,7 +627,7 @@ def observed(steps: Iterable[PolicyStep], latency: LatencyCache) -> tuple[float 
     )
     without = [seconds for _, seconds, plain in timed if plain]
     if 0 < len(without) < len(timed):
-        text += f"; {len(without)} of them had no drafts and took {1e3 * sum(without) / len(without):.2f} ms"
+        text += f"; {len(without)} of them verified no draft token and took {1e3 * sum(without) / len(without):.2f} ms"
         text += " on average" if len(without) > 1 else ""
     if verified := sum([record.drafted for record, _, _ in timed]):
         accepted = sum([record.accepted for record, _, _ in timed])
@@ -631,7 +657,7 @@ def _slo(weights: ObjectiveWeights, states: Sequence[PlannedSequence]) -> list[s
     if given_up := sum([state.late_steps >= MAX_LATE_STEPS for state in late]):
         slowest = weights.step_seconds / min([state.tokens for state in states])
         pace = f"the slowest takes {1e3 * slowest:.3g} ms"
-        return [f"{target} cannot be met for {given_up} {of}: {pace}; they count 1 again."]
+        return [f"{target} cannot be met for {given_up} {of}: {pace}; they are given up."]
     if late:
         return [f"{target} is not met by {len(late)} {of}, whose tokens count more."]
     return [f"{target} is met."]

@@ -28,6 +28,7 @@ from wager.types import DraftDecision
 
 EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough to notice a change within seconds
 _MAX_SAVED = 1500  # steps whose budget can accumulate, or be owed, so that a burst costs no more than a few steps
+_ROWS_SHARE = 0.5  # of that, for what rows cost: prices change more seldom than texts
 _FIRST_SHARE, _FIRST_STEPS = 0.05, 120  # of the first steps, to measure what rows cost: as much as is saved later
 _MIN_COST = 0.005  # of a plain step: what exploration costs at least, so that it is not done in every step
 
@@ -48,10 +49,10 @@ def keeping_seconds(plain_seconds: float) -> float:
 
 class ExplorationBudget:
     """Seconds that may be spent on exploration: `share` of the running time, and `first_share` of that of the first
-    steps, since what is learned at first helps most."""
+    steps, since what is learned at first helps most. What `saved` steps earn can accumulate, or be owed."""
 
-    def __init__(self, share: float, *, first_share: float) -> None:
-        self._share, self._first_share = share, first_share
+    def __init__(self, share: float, *, first_share: float, saved: int) -> None:
+        self._share, self._first_share, self._saved = share, first_share, saved
         self._steps = 0  # taken
         self._most = 0.0
         self.seconds = 0.0  # those that are left; negative if something took longer than was expected
@@ -60,7 +61,7 @@ class ExplorationBudget:
         """`steps` steps took so long together."""
         self._steps += steps
         share = self._first_share if self._steps <= _FIRST_STEPS else self._share
-        self._most = self._share * _MAX_SAVED * seconds / steps
+        self._most = self._share * self._saved * seconds / steps
         self.seconds = min(self.seconds + share * seconds, self._most)
 
     def spend(self, seconds: float, plain_seconds: float) -> bool:
@@ -168,8 +169,9 @@ class Exploration:
         share: float,
         draws_tokens: bool,
     ) -> None:
-        self.for_drafts = ExplorationBudget(share, first_share=share)
-        self.for_rows = ExplorationBudget(share, first_share=_FIRST_SHARE if share else 0.0)
+        self.for_drafts = ExplorationBudget(share, first_share=share, saved=_MAX_SAVED)
+        first = _FIRST_SHARE if share else 0.0
+        self.for_rows = ExplorationBudget(_ROWS_SHARE * share, first_share=first, saved=round(_MAX_SAVED / _ROWS_SHARE))
         self.planned_rows = 0  # draft tokens that the last step with drafts verified that did not measure
         self._drafters, self._prices, self._readiness, self._draws_tokens = drafters, prices, readiness, draws_tokens
         self._steps = 0  # taken

@@ -48,8 +48,8 @@ class Learning:
         # by sequence, drafts that may be compared further: the drafter, the tokens, and how many of them were right
         self._remaining: dict[str, tuple[PlannedSequence, str, Sequence[int], int]] = {}
 
-    def add_verdicts(self, step: PolicyStep) -> bool:
-        """A step's verdicts. Whether a guess of a draft that was made for exploration was right."""
+    def add_verdicts(self, step: PolicyStep) -> dict[str, bool]:
+        """A step's verdicts. By sequence whose draft was made for exploration, whether its first guess was right."""
         if self._remaining:  # drafts that no newer one follows are compared further
             self._remaining = {seq_id: left for seq_id, left in self._remaining.items() if seq_id not in step.plan}
             for verdict in step.verdicts if self._remaining else ():
@@ -72,10 +72,11 @@ class Learning:
             draft = step.drafted.get(verdict.seq_id)
             self._learn_draft(state, decision, draft, verdict, shifts=shifts > 0)
             shifts -= 1
-        return any(
-            verdict.seq_id in step.drafted and _native.compare(step.drafted[verdict.seq_id], verdict.tokens)[1]
+        return {
+            verdict.seq_id: bool(_native.compare(step.drafted[verdict.seq_id], verdict.tokens)[1])
             for verdict in explored
-        )
+            if verdict.seq_id in step.drafted
+        }
 
     def add_record(self, step: PolicyStep, record: StepRecord) -> None:
         """What a step took; it is learned from every few steps, and those beside one that measures: what slows the

@@ -21,6 +21,7 @@ ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one
 _BUDGET = 0.015  # of a step's seconds for the policy: to keep to it learning is slowed down
 _PLANNING_BUDGET = 0.005  # the share of it for planning
 _SHARE_AT_REST = 0.25  # of that, where nothing drafts
+_MOST_SURPRISE = 4.0  # times the mean of its kind that a step's own seconds count for at most
 _MAX_PACE = 4.0  # the most by which learning is slowed down
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
@@ -247,6 +248,9 @@ class PolicySeconds:
     def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
         """A step of `step_seconds`, `seconds` of them the policy's."""
         mean = self._means[kind]
+        if mean[0] > 0:  # a pause of the machine is no price, and would end planning for as long as it is remembered
+            excess = max(0.0, seconds - _MOST_SURPRISE * mean[0])
+            seconds, step_seconds = seconds - excess, step_seconds - excess
         mean[1] += 1
         mean[0] += max(SMOOTHING, 1 / mean[1]) * (seconds - mean[0])  # at first a plain mean
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
@@ -265,6 +269,11 @@ class PolicySeconds:
     def resting(self) -> float:
         """The policy's seconds in a step without drafts that it does not plan."""
         return self._means["plain"][0]
+
+    @property
+    def exploring(self) -> float:
+        """The policy's seconds in a step with drafts beyond those in one without."""
+        return max(0.0, self._means["judged"][0] - self.resting)
 
     @property
     def judging(self) -> float:
