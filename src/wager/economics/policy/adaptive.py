@@ -501,14 +501,22 @@ class Adaptive(Policy):
             if verdict.seq_id in step.states:
                 weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
         looks = self._learning.add_verdicts(step)
-        for seq_id, right in looks.items() if not self._speculates else ():
+        if self._speculates or not looks:
+            return
+        own, surprised = self._prices.own, self._surprises(step, looks)
+        if any(looks.values()):
+            soon = round(own.interval(own.planning)) if surprised else own.rest
+            self._next_plan = min(self._next_plan, self._planned.number + max(UPDATE_INTERVAL, soon))
+
+    def _surprises(self, step: PolicyStep, looks: Mapping[str, bool]) -> bool:
+        """Whether more guesses of exploration were right since the last plan than it forecast. `looks`: whether each of
+        the step's was, by sequence."""
+        for seq_id, right in looks.items():
             if (state := step.states.get(seq_id)) is not None and state.forecasts:
                 rate = state.forecasts[step.plan[seq_id].drafter][state.row][0]
                 self._surprise += right - rate
                 self._surprise_variance += rate * (1 - rate)
-        if self._surprise > _SURPRISING * math.sqrt(self._surprise_variance):
-            affordable = round(self._prices.own.interval(self._prices.own.planning))
-            self._next_plan = min(self._next_plan, self._planned.number + max(UPDATE_INTERVAL, affordable))
+        return self._surprise > _SURPRISING * math.sqrt(self._surprise_variance)
 
     def _learn_record(self, step: PolicyStep, record: StepRecord) -> float:
         """Learn what a step took; its seconds, all stages together."""
