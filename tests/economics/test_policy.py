@@ -640,8 +640,18 @@ def test_one_pause_of_the_machine_does_not_end_planning() -> None:
     for _ in range(40):
         own.observe(4e-4, step_seconds=6e-3, kind="planned")
     usual = own.interval(own.planning)
-    own.observe(1.0, step_seconds=1.0, kind="planned")
+    own.observe(1.0, step_seconds=1.0056, kind="planned")
     assert own.interval(own.planning) < 3 * usual
+
+
+def test_what_large_batches_took_the_policy_bars_no_drafts_for_small_ones_nor_for_ever() -> None:
+    own = PolicySeconds()
+    for _ in range(40):
+        own.observe(5e-3, step_seconds=70e-3, kind="judged", drafting=128)
+    assert own.drafting(128) == pytest.approx(5e-3) and own.drafting(1) == 0
+    for _ in range(80):
+        own.forget_drafting(128)
+    assert own.drafting(128) < 1e-4
 
 
 def test_what_a_row_must_bring_is_in_tokens_of_a_sequence_whatever_requests_weigh() -> None:

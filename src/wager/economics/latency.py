@@ -133,7 +133,7 @@ class LatencyCache:
         key = drafter, sequences, depth
         if key in self._marginal:
             return self._marginal[key]
-        knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
+        knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)} - {0})]
         marginal: Table = []
         before = [0.0] * depth
         for last, count in pairwise(knots):

@@ -216,23 +216,21 @@ class Adaptive(Policy):
         since the last plan as are half of the batch."""
         self._ids = step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
+        late = self._prices.weights.lateness(self._sequences.values())
         for seq_id in ids:
             if seq_id not in self._sequences:
-                self._start_sequence(step, seq_id)
+                self._start_sequence(step, seq_id, late)
         changed = 2 * self._changes >= len(ids)
         step.plain = self._prices.plain_step(step, spans, changed=changed)
         return changed
 
-    def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
+    def _start_sequence(self, step: PolicyStep, seq_id: str, late: tuple[float, int]) -> None:
+        """`late`: its factor and steps of lateness, as of those that run."""
         weight, tokens = self._request_weights.pop(seq_id, 1.0), self._prices.weights.mean_tokens
         acceptance = {name: model.start_sequence() for name, model in self.acceptance.items()}
         decision, forecasts, row = self._default  # until the next plan it gets a decision that many got
         self._changes += 1
-        self._sequences[seq_id] = new = PlannedSequence(seq_id, weight, tokens, acceptance, forecasts, row)
-        if self._prices.weights.slo and len(self._sequences) > 1:  # as late as those that run: else they go before it
-            others = [state for state in self._sequences.values() if state is not new]
-            new.slo_factor = sum([state.slo_factor for state in others]) / len(others)
-            new.late_steps = min([state.late_steps for state in others])
+        self._sequences[seq_id] = PlannedSequence(seq_id, weight, tokens, acceptance, forecasts, row, *late)
         if decision is not None:
             self._decisions[seq_id] = decision
             step.catches_up |= self._drafters[decision.drafter].catch_up_s > 0
@@ -262,7 +260,10 @@ class Adaptive(Policy):
         middle = sorted(range(len(keys)), key=lambda row: keys[row][:2])[len(keys) // 2]
         self._default = made.get(keys[middle]), forecasts, middle
         self._deepest, self._speculates = max(depths), bool(self._decisions)
-        self._last_use = step.number if self._speculates else self._last_use
+        if self._speculates:
+            self._last_use = step.number
+        else:
+            own.forget_drafting(len(step.ids))
         step.kind = "planned"
         self._unjudged_steps = self._judging_interval  # its drafts are judged once at least
 
@@ -328,7 +329,7 @@ class Adaptive(Policy):
         for cost in (by_depth[0], max(0.0, min(by_depth))):
             if not costs or cost < costs[-1]:
                 costs.append(cost)
-        overhead = step.plain.goodput * self._prices.own.speculating
+        overhead = step.plain.goodput * self._prices.own.drafting(len(step.ids))
         return *native.choose(costs, overhead=overhead), forecasts
 
     def _marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> Table:
@@ -524,7 +525,8 @@ class Adaptive(Policy):
         if prices.weights.learns:
             prices.weights.observe(seconds)
         own = record.seconds.get(POLICY_STAGE, 0.0)
-        prices.own.observe(own, step_seconds=seconds, kind=step.kind)
+        repeats = step.kind in ("judged", "unjudged") and not step.explored and step.measured_depth is None
+        prices.own.observe(own, step_seconds=seconds, kind=step.kind, drafting=len(step.ids) if repeats else 0)
         self._learning.add_record(step, record)
         if step.measured_depth is not None:
             prices.latency.clear()

@@ -6,7 +6,7 @@ part of the step that it plans.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
@@ -21,7 +21,7 @@ ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one
 _BUDGET = 0.015  # of a step's seconds for the policy: to keep to it learning is slowed down
 _PLANNING_BUDGET = 0.005  # the share of it for planning
 _SHARE_AT_REST = 0.25  # of that, where nothing drafts
-_MOST_SURPRISE = 4.0  # times the mean of its kind that a step's own seconds count for at most
+_REMEMBERED = 0.95  # of what it takes beside drafts, by each plan that makes none
 _MAX_PACE = 4.0  # the most by which learning is slowed down
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
@@ -172,6 +172,13 @@ class ObjectiveWeights:
             return state.request_weight * state.slo_factor
         return state.request_weight * (self.mean_tokens / state.tokens) ** 2
 
+    def lateness(self, states: Collection[PlannedSequence]) -> tuple[float, int]:
+        """The factor and the late steps that a new sequence begins with beside these: else those that have been late
+        for long would go before it."""
+        if not (self.slo and states):
+            return 1.0, 0
+        return sum([each.slo_factor for each in states]) / len(states), min([each.late_steps for each in states])
+
     def learn(self, state: PlannedSequence, tokens: int) -> None:
         """The sequence got that many tokens in the step."""
         state.tokens += SMOOTHING * (tokens - state.tokens)
@@ -241,16 +248,23 @@ class PolicySeconds:
     def __init__(self) -> None:
         self._pace = 1.0  # by how much fewer steps than usual it learns from
         self._means = {kind: [0.0, 0] for kind in get_args(StepKind)}  # seconds, and steps that they are the mean of
+        self._drafting: dict[int, float] = {}  # of steps with drafts, by sequences in powers of two
         self._step_seconds = 0.0
         self._share = 0.0
         self.update_interval = UPDATE_INTERVAL  # steps between updates, more where all of the policy takes long
 
-    def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
-        """A step of `step_seconds`, `seconds` of them the policy's."""
+    def observe(self, seconds: float, *, step_seconds: float, kind: StepKind, drafting: int = 0) -> None:
+        """A step of `step_seconds`, `seconds` of them the policy's; they count for as many as the others at most, since
+        a pause of the machine would end planning for as long as it is remembered. `drafting`: how many sequences
+        decode in it, if it repeats a plan with drafts."""
+        rest = step_seconds - seconds
+        if seconds > rest:
+            seconds, step_seconds = rest, 2 * rest
+        if drafting:
+            size = drafting.bit_length()
+            before = self._drafting.get(size, seconds)
+            self._drafting[size] = before + SMOOTHING * (seconds - before)
         mean = self._means[kind]
-        if mean[0] > 0:  # a pause of the machine is no price, and would end planning for as long as it is remembered
-            excess = max(0.0, seconds - _MOST_SURPRISE * mean[0])
-            seconds, step_seconds = seconds - excess, step_seconds - excess
         mean[1] += 1
         mean[0] += max(SMOOTHING, 1 / mean[1]) * (seconds - mean[0])  # at first a plain mean
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
@@ -281,10 +295,15 @@ class PolicySeconds:
         judged, (unjudged, count) = self._means["judged"][0], self._means["unjudged"]
         return max(0.0, judged - unjudged) if count else judged / 2
 
-    @property
-    def speculating(self) -> float:
-        """The policy's seconds in a step with drafts, as most of them are."""
-        return max(self._means["judged"], self._means["unjudged"], key=lambda mean: mean[1])[0]
+    def drafting(self, sequences: int) -> float:
+        """The policy's seconds in a step with drafts in which so many decode."""
+        return self._drafting.get(sequences.bit_length(), 0.0)
+
+    def forget_drafting(self, sequences: int) -> None:
+        """It was too long for drafts to pay; a part is forgotten, so that these are tried again."""
+        size = sequences.bit_length()
+        if size in self._drafting:
+            self._drafting[size] *= _REMEMBERED
 
     @property
     def rest(self) -> int:
