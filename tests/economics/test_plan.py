@@ -25,7 +25,7 @@ from wager.planner.acceptance import AcceptanceRates
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.drafting import fractional_cost
 from wager.planner.plan import Deployment
-from wager.planner.report import PlanReport
+from wager.planner.report import PlanReport, token_rate
 
 CONFIG = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
 CONFIG |= {"num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4000, "max_position_embeddings": 131072}
@@ -255,6 +255,10 @@ def test_the_deepest_depth_is_marked_in_table_notes_and_json(folder: Path) -> No
     assert any("Depth 3+" in remark for remark in found["remarks"])
     limited = answer(f"{LLAMA} --acceptance @rates.json --drafter-shape free --max-depth 3", folder)
     assert [point["at_max_depth"] for point in limited["points"]] == [False]  # no deeper rate is known
+
+
+def test_few_tokens_a_second_have_three_figures() -> None:
+    assert [token_rate(rate) for rate in (0.0, 0.0423, 99.4, 1234.4)] == ["0", "0.0423", "99.4", "1,234"]
 
 
 def test_figures_of_a_rank_are_said_to_be(folder: Path) -> None:

@@ -181,7 +181,7 @@ def test_devices_are_found_by_the_names_that_people_type() -> None:
         "H100-PCIe": ("H100-PCIe",),
         "H200": ("H200 141GB",),
         "A100-80GB": ("A100", "NVIDIA A100-SXM4-80GB"),
-        "GH200": ("NVIDIA GH200 480GB", "gh200 96gb"),
+        "GH200": ("NVIDIA GH200 480GB", "NVIDIA-GH200-480GB", "GH200 120GB", "gh200 96gb"),
         "A100-40GB": ("A100 40GB",),
         "A100-80GB-PCIe": ("A100 80GB PCIe",),
         "RTX-4090": ("RTX4090", "rtx 4090 24gb"),

@@ -440,7 +440,7 @@ def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
     found = gguf_precision(file.sizes)
     assert open_weights(path).spec.precision == Precision.of("bf16")
     assert (found.weights.name, found.weights.compute, found.weights.bytes) == ("q4_0", "int8", 18 / 32)
-    assert (found.head.name, found.head.bytes) == ("q8_0", 34 / 32)
+    assert (found.head.name, found.head.bytes, found.state) == ("q8_0", 34 / 32, 4)
     model = replace(spec, precision=found)
     matrices = sum(stored.size for name, stored in file.tensors.items() if len(stored.shape) == 2)
     assert model.resident_bytes == pytest.approx(matrices)

@@ -243,8 +243,8 @@ def find_device(name: str) -> Device:
 
 def _model_and_gigabytes(name: str) -> tuple[str, float | None]:
     """The model of device in lower case without separators, and its gigabytes if the name states them."""
-    text = name.lower().replace("gh200 480gb", "gh200")  # as the driver has it: the memory of its CPU
-    text = re.sub(r"(?<=[a-z])(?=\d+ ?gi?b)|[\s_/,()-]+", " ", text).strip()
+    text = re.sub(r"(?<=[a-z])(?=\d+ ?gi?b)|[\s_/,()-]+", " ", name.lower()).strip()
+    text = re.sub(r"gh200 (480|120) ?gb", "gh200", text)  # as drivers have it: the memory of its CPU
     size = re.search(r"\b(\d+) ?gi?b\b", text)
     words = [word for word in re.sub(r"\b\d+ ?gi?b\b", " ", text).split() if not _IGNORED_WORDS.fullmatch(word)]
     return "".join(words), None if size is None else float(size[1])
