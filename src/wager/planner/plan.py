@@ -311,9 +311,8 @@ class Deployment:
             drafts = [0.0, *(drafting for _ in nodes)]
             for found in depth_outcomes(steps[: len(drafts)], drafts, added):
                 before = best.get(found.depth)
-                if found.depth in (0, *range(levels, len(drafts))) and (
-                    before is None or found.speedup > before.speedup
-                ):
+                possible = not 0 < found.depth < levels
+                if possible and (before is None or found.speedup > before.speedup):
                     best[found.depth] = replace(found, levels=levels if found.depth else 0)
         return [best[depth] for depth in sorted(best)]
 
