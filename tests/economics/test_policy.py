@@ -272,6 +272,29 @@ def test_a_drafter_that_is_always_wrong_is_hardly_asked_and_used_again_once_it_i
     assert simulation.run(100).drafted["d"] - drafted > 90 * live
 
 
+def test_where_drafts_do_not_pay_guesses_that_are_right_as_often_as_forecast_are_no_reason_to_plan() -> None:
+    policy, surface = adaptive(Machine({"d": 1e-5})), Machine({"d": 1e-5})
+    own = {"planned": 0.06 * surface.seconds(8, 8, 4000)}
+    simulation = SimulatedSequences(policy, surface, {"d": always(0.3)}, names(8), own=own).run(1000)
+    planned = 0
+    for _ in range(1000):
+        simulation.step()
+        planned += policy.step.kind == "planned"
+    assert planned < 45, "at most every twelfth step could be planned"
+
+
+def test_a_head_is_tried_however_long_decisions_wait() -> None:
+    """A trial must not end before the decision that would ask it."""
+    surface = Machine({"d": 1e-5})
+    policy = Adaptive(surface, drafters={"d": DrafterCapabilities(DEPTH, warm_up=16)})
+    own = {"planned": 0.1 * surface.seconds(4, 4, 4000)}
+    simulation = SimulatedSequences(policy, surface, {"d": always(0.0)}, names(4), own=own).run(2000)
+    assert policy.inactive_drafters
+    simulation.rates["d"] = always(0.9)
+    drafted = simulation.run(2000).drafted["d"]
+    assert simulation.run(100).drafted["d"] - drafted > 300
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "fewer"), [("planned", False), ("judged", True)])
 def test_looks_pay_for_what_the_policy_does_for_them_not_for_its_plans(kind: str, fewer: bool) -> None:

@@ -189,9 +189,7 @@ class Adaptive(Policy):
         readiness.update(step, self._decisions)
         step.plan = step.repeated_plan = self._usable_plan(step)
         early, large = now < EARLY_STEPS or self._prices.weights.learns, len(step.ids) > LARGE_BATCH
-        pause = PAUSE
-        if not readiness.watches:  # longer, as long as each sequence can be looked at once
-            pause = max(PAUSE, min(SLOW_INTERVAL, PAUSE * len(step.ids), self._rest))
+        pause = max(PAUSE, min(SLOW_INTERVAL, PAUSE * len(step.ids), self._rest))  # each sequence can be looked at once
         self._interval = 1 if early or large else self._prices.own.update_interval if step.plan else pause
         if not step.plan and not early:
             self._repeats_until = now + pause
@@ -202,6 +200,8 @@ class Adaptive(Policy):
             exploration.measure(step, speculates=self._speculates)
         if step.measured_depth is None:
             exploration.add_drafts(step, steps=max(1, self._repeats_until - now))
+        if not step.repeated_plan and readiness.watches:
+            self._repeats_until = min(self._repeats_until, now + PAUSE)
         if self._draws_tokens:  # what is verified as planned must fit before it is drafted
             longest = longest_that_fits([decision.depth for decision in step.plan.values()], budget)
             step.plan = {
