@@ -259,7 +259,7 @@ def arrival_seconds(value: object) -> float:
         seconds = math.nan
     if isinstance(value, str) and math.isnan(seconds):
         try:
-            date = datetime.fromisoformat(value.upper().removesuffix("UTC").strip())
+            date = datetime.fromisoformat(re.sub(r" (?=[+-])|UTC$", "", value.strip().upper()).strip())
             seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             pass
@@ -319,7 +319,8 @@ def _requests(row: Any, where: str, number: int, *, timed: bool) -> Iterator[Pro
     hint = f"{_HINT} Times without prompts need a FILE of prompts beside them." if timed else _HINT
     if not isinstance(row, dict):
         raise UsageError(f"{where}: not an object.", hint)
-    body = next((row[name] for name in ("body", "request", "params") if isinstance(row.get(name), dict)), row)
+    bodies = ("body", "request", *["params"] * (_prompt_key(row) is None))  # beside a prompt these are settings
+    body = next((row[name] for name in bodies if isinstance(row.get(name), dict)), row)
     identity = next((row[name] for name in ("id", "question_id", "custom_id") if row.get(name) is not None), number)
     if not isinstance(identity, str | int):
         raise UsageError(f"{where}: the id {_short(identity)} is neither a text nor a number.", _HINT)
@@ -356,7 +357,7 @@ def _contents(
     value = body[key]
     if key == "turns":
         value = value[0] if isinstance(value, list) and value else ""  # the later ones need answers, which it lacks
-    system = body.get("instructions", body.get("system"))  # of Anthropic's API a text or blocks of it
+    system = body.get("instructions") or body.get("system")  # of Anthropic's API a text or blocks of it
     system = system if isinstance(system, str) or is_conversation(system) else None
     if isinstance(value, str) and system:
         value = [{"role": "user", "content": value}]
