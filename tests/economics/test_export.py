@@ -256,8 +256,9 @@ def test_formats_that_are_not_the_releases_are_options_or_said(plan):
         assert ("Keys and values are planned in q8_0" in said) == (not words)
 
 
-def test_vllm_serves_the_context_that_fits_where_the_models_does_not(plan):
-    for hardware, words in (("RTX-4090", ["--max-model-len", "auto"]), ("H100", [])):
+def test_vllm_serves_the_context_that_fits_where_the_models_does_not(plan, tmp_path):
+    (own := tmp_path / "device.json").write_text('{"name": "X", "bandwidth": 1e12, "peaks": {"bf16": 1e14}}')
+    for hardware, words in (("RTX-4090", ["--max-model-len", "auto"]), ("H100", []), (own, [])):
         export = plan("vllm", f"--model Llama-3.1-8B --hardware {hardware} --batch 4 --context 1024")["export"]
         assert [word for word in export["command"] if word in ("--max-model-len", "auto")] == words
 

@@ -479,7 +479,7 @@ def _vllm(setup: _Setup) -> _Written:
     cluster, deployment = setup.cluster, setup.report.deployment
     drafter = deployment.drafter
     command = ["vllm", "serve", setup.model, "--max-num-seqs", str(setup.batch)]
-    if not deployment.footprint(batch=1, context=deployment.cost.model.context).fits:  # vLLM would not start
+    if deployment.footprint(batch=1, context=deployment.cost.model.context).fits is False:  # vLLM would not start
         command += ["--max-model-len", "auto"]
     if cluster.tp > 1:
         command += ["--tensor-parallel-size", str(cluster.tp)]
