@@ -232,6 +232,20 @@ def test_several_drafters_of_a_server_are_counted_together(wager: Call, tmp_path
     assert found == {"store,suffix": (1000, 0.8), "suffix": (500, None), "store": (500, None)}
 
 
+def test_what_a_grammar_forces_within_drafts_is_no_acceptance_of_the_drafter(wager: Call, tmp_path: Path) -> None:
+    """Its guesses stand in the drafts of another, so that both count the draft, and its places are not the draft's."""
+    page, lines = tmp_path / "page.txt", ['wager:rounds_total{model_name="m"} 100']
+    lines += [line for line in vllm([(5, 5)] * 100).splitlines() if "spec_decode" not in line]
+    for drafter, rounds in (("grammar", [(3, 3)] * 100), ("suffix", [(2, 1)] * 60)):
+        label = f'drafter="{drafter}",model_name='
+        lines += [line.replace("model_name=", label) for line in vllm(rounds).splitlines() if "spec_decode" in line]
+    page.write_text("\n".join(lines).replace("vllm:", "wager:").replace('engine="0",', "") + "\n")
+    assert wager("acceptance", "--metrics", str(page), "-o", str(tmp_path / "out.json")).code == 0
+    value = json.loads((tmp_path / "out.json").read_text())
+    assert (value["drafter"], value["coverage"]) == ("suffix", 0.6)
+    assert value["survival"] == [0.6, 0, 0]
+
+
 def test_ray_serves_names_of_vllms_counters_are_read(wager: Call, tmp_path: Path) -> None:
     found = []
     for name in ("vllm:", "ray_vllm_"):
@@ -278,7 +292,8 @@ def test_bench_writes_the_acceptance_over_its_run(wager: Call, tmp_path: Path) -
     assert json.loads(out.read_text())["survival_given_draft"] == [1, 0, 0]
     assert json.loads(out.read_text())["model"] == "m" and json.loads(out.read_text())["drafts"] == 4
     with scripted(WHOLE) as server:
-        done = wager("bench", "--url", server.url, "--acceptance-file", str(out), more="--requests 1")
+        call = ["bench", "--url", f"{server.url}/metrics/v1", "--model", "m", "--acceptance-file", str(out)]
+        done = wager(*call, more="--requests 1")
     refused(done, "/metrics answered with status 404", code=1)
 
 
@@ -288,7 +303,7 @@ REFUSED = (
     ("before started", ("vllm:spec_decode_num_drafts_total of m began again", "it was 2 and is 1")),
     ("ranks rank", ("vllm:spec_decode_num_drafts_total of m began again", "it was 2 and is 1")),
     ("before other", ("of m began again between before and other: it was 2 and is gone", "of two servers")),
-    ("before before", ("counts no draft: its counters did not rise",)),
+    ("before before", ("counts no draft: the drafters' counters did not rise",)),
     ("appended", ("spec_decode_num_drafts_total is there twice with the same labels",)),
     ("created again", ("began again between created and again",)),
     ("others", ("has no counters of speculation; its families are 1 of vllm, 1 of others",)),

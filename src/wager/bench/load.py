@@ -355,7 +355,7 @@ def _scraped(server: OpenAIServer) -> Scrape | None:
 
 def read_metrics(server: OpenAIServer) -> Scrape:
     """What the server's /metrics say now. WagerError if there are none, UsageError if they are no metrics."""
-    path = server.base if "/metrics" in server.base else "/metrics"
+    path = server.base if server.base.partition("?")[0].endswith("/metrics") else "/metrics"
     where, hint = server.origin + path, "Check the URL, the key, and that the server runs and offers metrics."
     try:
         with server.request(path) as (response, _):

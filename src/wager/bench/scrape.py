@@ -34,6 +34,8 @@ _SAME = {
     f"sglang:{_FIRST}": "",
 }
 """Names of other engines. What SGLang counts of tokens and drafts it counts at a request's end."""
+_GRAMMAR = "grammar"
+"""What wager calls the guesses that a grammar forces, which stand among a drafter's in one draft."""
 _PREFIX = re.compile(r"(?:ray_)?(vllm)_|(\w+):")
 
 
@@ -102,10 +104,8 @@ class Scrape:
                 for sample in family.samples:
                     name = sample.name[match.end() :] if match else sample.name
                     name = _SAME.get(f"{prefix}:{name}", name)
-                    model = sample.labels.get(
-                        "model_name", sample.labels.get("model", "")
-                    )  # as proxies of llama.cpp write it
-                    key = CountedBy(prefix, model, sample.labels.get("drafter", ""))
+                    labels = {"model_name": sample.labels.get("model", ""), **sample.labels}  # proxies of llama.cpp's
+                    key = CountedBy(prefix, labels["model_name"], labels.get("drafter", ""))
                     if name in _COUNTERS or name == _STARTED:
                         if sample.value < 0:
                             raise ValueError(f"{sample.name} is {sample.value:g}")
@@ -160,9 +160,9 @@ class Scrape:
 
     def speculation(self, *, model: str | None = None, drafter: str | None = None) -> SpeculationCounts:
         """The counts of the one model that drafted, and of all its drafters together, or of those named where the
-        server names any. UsageError if there is none, or more than one model."""
+        server names any, without what grammars force. UsageError if there is none, or more than one model."""
         counts = self.counts
-        keys = [key for key, counted in counts.items() if counted[_DRAFTS]]
+        keys = [key for key, counted in counts.items() if counted[_DRAFTS] and key.drafter != _GRAMMAR]
         keys += [key for key, each in self.gauges.items() if _LENGTH in each and _DRAFTS not in counts.get(key, ())]
         if not keys:
             raise self._nothing()
@@ -178,7 +178,7 @@ class Scrape:
         """The error for counters that are missing, or that did not rise."""
         if self.gauges or any(_DRAFTS in counted for counted in self.counts.values()):
             return UsageError(
-                f"{self.where} counts no draft: its counters did not rise.",
+                f"{self.where} counts no draft: the drafters' counters did not rise.",
                 "Send the server requests meanwhile, whose answers are long enough to be drafted for.",
             )
         found = ", ".join(f"{count} of {prefix}" for prefix, count in self.families.items())
@@ -192,7 +192,8 @@ class Scrape:
         for each in keys:
             own.update(counts.get(each, {}))
         server, gauges = counts.get(key, Counter[str]()), self.gauges.get(key, {})
-        alone = all(each in keys for each, counted in counts.items() if each.model == key.model and counted[_DRAFTS])
+        others = {each.drafter for each, counted in counts.items() if each.model == key.model and counted[_DRAFTS]}
+        others -= {each.drafter for each in keys} | ({_GRAMMAR} if server[_ROUNDS] else set())
         length = gauges.get(_LENGTH, 0.0)
         if key.engine == "sglang" and own[_DRAFTS]:
             length = (own[_GENERATED] - own[_FIRST]) / own[_DRAFTS]
@@ -203,7 +204,7 @@ class Scrape:
             drafted=own[_DRAFTED],
             accepted=tuple(accumulate(accepted, min, initial=own[_DRAFTS]))[1:],  # llama.cpp rounds to six digits
             reaching=tuple(reaching),
-            generated=server[_GENERATED] if alone else 0,
+            generated=0 if others else server[_GENERATED],
             passes=server[_ROUNDS],
             first_tokens=server[_FIRST],
             prompt_tokens=server[_PROMPTS],
