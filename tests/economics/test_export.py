@@ -29,7 +29,7 @@ LINES = {
     "eagle3": f"{MIXTURE} --drafter-shape eagle:32000 --batch 1,4,32 --acceptance 0.6 --max-depth 8",
     "ngram": f"{LLAMA} --drafter-shape free --acceptance 0.2,0.6 --batch 1,16,32 --max-depth 9",
     "model": f"{PAIR} --batch 1,64,256 --max-depth 3",
-    "model of others": f"{LLAMA} --drafter-shape model:Qwen3-0.6B --batch 4 --acceptance 0.7",
+    "model of others": f"{LLAMA} --drafter-shape model:Qwen3-0.6B --batch 1,64,256 --acceptance 0.7",
     "mtp": f"{V3} --tp 8",
     "mtp over ranks": f"{V3} --ep 16",
     "dflash": f"{LLAMA} --drafter-shape block:8 --batch 1,8,16,32,128 --acceptance 0.4",
@@ -87,7 +87,10 @@ def test_vllm_takes_what_is_exported(plan):
             assert value in kind if isinstance(kind, list) else kind.startswith("list") or type(value) is types[kind]
         assert drafter.startswith(config["method"].replace("draft_", ""))
         assert config["num_speculative_tokens"] == export["depth"] > 0
-        assert ("use_heterogeneous_vocab" in config) == (drafter == "model of others")
+        if drafter.startswith("model"):
+            said, other = str(export["limits"]), drafter == "model of others"
+            assert ("use_heterogeneous_vocab" in config) == ("V1 runner" in said) == other
+            assert ("as much is drafted" in said) != other
         table = config.get("num_speculative_tokens_per_batch_size", [[1, flags["max_num_seqs"], export["depth"]]])
         # vllm/v1/spec_decode/dynamic/utils.py: from 1 on, without overlap; and here without gaps
         assert [first for first, _, _ in table] == [1, *(last + 1 for _, last, _ in table[:-1])]

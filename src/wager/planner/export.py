@@ -55,7 +55,7 @@ class OtherEngine:
     """An engine with its version, and its methods by kind of drafter.
 
     Where the depth may depend on the batch, `by_batch` tells how deep is drafted to verify a depth of that table: as
-    deep ("depth"); at least one token, with which a head keeps its cache up to date ("one"); as deep as the deepest of
+    deep ("depth"); at least one token, with which a drafter keeps its cache up to date ("one"); as deep as the deepest of
     the table, always ("deepest") or where it is not 0 ("block"). `table` is a remark on these tables, `groups` why
     data-parallel groups have none (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of
     `padded` ones rows are verified whether or not something was drafted; those in `trees` draft trees, all of one
@@ -337,6 +337,8 @@ class _Grid:
     def __init__(self, report: PlanReport, target: OtherEngine, kind: str) -> None:
         deployment = report.deployment
         self.drafted = target.by_batch.get(kind, "depth")
+        if kind == "model" and _other_tokens(deployment):  # vLLM falls back to its V1 runner
+            self.drafted = "one"
         tree = deployment.tree if kind in target.trees else None
         self.by_batch = kind in target.by_batch and deployment.cost.cluster.groups == 1 and tree is None
         self.sizes = batch_sizes(report.batches)
@@ -451,7 +453,7 @@ def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -
         where = "Wherever speculation is on" if grid.drafted == "block" else "At every batch"
         text = f"{where} as much is drafted as for depth {max(exact)}, of which less is verified"
         if grid.drafted == "one":
-            text = "Where speculation is off the head still runs once a step, for its cache"
+            text = "Where speculation is off the drafter still runs once a step, for its cache"
     if setup.kind in target.padded:
         text += "; a round without a draft verifies as many rows"
     costs = grid.limit(text, grid.shared(), grid.exported(exact))
@@ -465,6 +467,8 @@ def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -
     if setup.by_batch:
         yield Limit(target.table)
         yield Limit(f"Beyond {setup.batch} requests the last depth holds; none was planned")
+        if setup.kind == "model" and _other_tokens(setup.report.deployment):
+            yield Limit("Another vocabulary needs the V1 runner, in which a table of depths has no full CUDA graphs")
     if setup.levels:
         yield Limit(f"Every tree has {setup.depth} nodes on {setup.levels} levels, as is best at batch {setup.batch}")
         yield Limit("Trees need --attention-backend fa3, flashinfer or triton, unless pages hold one token")
