@@ -230,6 +230,10 @@ def test_several_drafters_of_a_server_are_counted_together(wager: Call, tmp_path
         planned = wager("plan", "--acceptance", str(tmp_path / "out.json"), more="--model Llama-3.1-8B --hardware H100")
         assert f"is the acceptance of {value['drafter']}, and drafting is priced as mtp" in planned.err
     assert found == {"store,suffix": (1000, 0.8), "suffix": (500, None), "store": (500, None)}
+    (out := tmp_path / "out.json").write_text(json.dumps({"drafter": "suffix,eagle3,mtp", "survival": [0.5]}))
+    for shape, named in (("free", True), ("eagle", False), ("mtp", False)):
+        planned = wager("plan", "--acceptance", str(out), "--drafter-shape", shape, more=PLAN.rpartition(" --")[0])
+        assert ("--drafter-shape eagle prices it" in planned.err) == named, "lookup costs least"
 
 
 def test_what_a_grammar_forces_within_drafts_is_no_acceptance_of_the_drafter(wager: Call, tmp_path: Path) -> None:

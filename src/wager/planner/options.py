@@ -256,6 +256,7 @@ def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) 
     *kinds, kind = map(_shape_of, (*names, priced.partition(":")[0]))
     if not {*names} <= {*DRAFTERS} or kind in ("fraction", "given"):
         return
+    kinds = [each for each in kinds if each != "free"] or kinds  # beside others lookup hardly costs anything
     own = kind if kind in kinds else kinds[0]
     other = measured.drafters[priced].fingerprint if measured and priced in measured.drafters else ""
     if own == kind == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
