@@ -22,7 +22,7 @@ from wager.engine.rounds import DraftCounter, DrafterCounts
 from wager.engine.wrapped_policies import DraftOfSeveral
 from wager.serve import live
 from wager.serve.live import PAGE_PATHS
-from wager.serve.metrics import WeightedHistogram
+from wager.serve.metrics import StepTotals, WeightedHistogram
 from wager.serve.responses import ResponseStore
 from wager.types import Draft, OutputDelta, StepRecord
 
@@ -280,7 +280,7 @@ def test_drafts_are_counted_by_their_depth_and_by_their_guesses() -> None:
     tree = Draft("s", (1, 2, 3, 4), (-1, 0, 0, 1), drafter="suffix")  # three deep
     chain = Draft.chain("s", (1, 2), drafter="suffix")
     forced = DraftOfSeveral("s", (1, 2, 3), (-1, 0, 1), drafter="ngram", drafters=("grammar", "ngram", "ngram"))
-    counter = DraftCounter(FixedDepth(3))
+    counter, totals = DraftCounter(FixedDepth(3)), StepTotals()
     for number, (draft, drafted_by) in enumerate(
         ((tree, ("suffix", "suffix", "")), (chain, ("",)), (forced, ("grammar", "ngram", "")))
     ):
@@ -289,8 +289,9 @@ def test_drafts_are_counted_by_their_depth_and_by_their_guesses() -> None:
         counter.observe(record)
         delta = OutputDelta("s", 0, (9,) * len(drafted_by), "", drafted_by, finish_reason="stop" if number else None)
         ended = counter.count([delta], record)
+        totals.add(record, [delta, OutputDelta("t", 0, finish_reason="error")])  # a choice that emitted nothing
         assert ended == ({} if not number else {"s": ended["s"]})
-    assert set(ended["s"]) == {"grammar", "ngram"}
+    assert set(ended["s"]) == {"grammar", "ngram"} and totals.rounds == totals.steps == 3
     assert counter.drafters["suffix"] == DrafterCounts([0, 0, 1, 0, 1], [1, 0, 1], [0, 0, 1, 1])
     assert counter.drafters["ngram"] == DrafterCounts([0, 0, 1], [0, 1], [0, 0, 1])
     assert counter.drafters["grammar"] == DrafterCounts([0, 1], [0, 1], [0, 1])

@@ -257,10 +257,7 @@ class DraftCounter(WrappedPolicy):
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         for draft in drafts.values():
-            if isinstance(draft, DraftOfSeveral):
-                self.drafted.update(draft.drafters)
-            else:
-                self.drafted[draft.drafter] += len(draft.tokens)
+            self.drafted[draft.drafter] += len(draft.tokens)
         self._admitted = admitted = self.policy.admit(drafts, budget)
         for draft in admitted.values():
             if isinstance(draft, DraftOfSeveral):  # a grammar guesses what is to be verified
