@@ -240,6 +240,7 @@ def test_trees_are_exported_where_the_engine_drafts_them(plan):
     last = found["points"][-1]["depths"][found["export"]["depth"]]
     assert flags["speculative_num_draft_tokens"] == last["depth"] + 1 and flags["speculative_eagle_topk"] == 4
     assert flags["speculative_num_steps"] == last["levels"] and "speculative_adaptive" not in flags
+    assert "--attention-backend fa3, flashinfer or triton" in found["export"]["limits"][-1]["text"]
     chains = plan("vllm", line)
     assert "chains" in chains["export"]["limits"][0]["text"] and chains["export"]["limits"][0]["loss"] > 0.05
 

@@ -74,6 +74,7 @@ FORMS: list[tuple[dict[str, Any], list[Prompt]]] = [
         {"custom_id": "a", "params": {"system": [{"text": "Be brief."}], "messages": [PARTS], "stop_sequences": ["x"]}},
         [Prompt("a", OTHER, (SYSTEM, user("ab")), {"stop": ["x"]})],
     ),
+    ({"prompt": "hi", "system": ["x"]}, [Prompt(1, OTHER, "hi")]),
     ({"prompt": "hi", "params": {"temperature": 0.5}}, [Prompt(1, OTHER, "hi")]),
     ({"system": "Be brief.", "instructions": None, "prompt": "hi"}, [Prompt(1, OTHER, (SYSTEM, user("hi")))]),
     ({"system": "Be brief.", "messages": [SYSTEM, user("hi")]}, [Prompt(1, OTHER, (SYSTEM, user("hi")))]),

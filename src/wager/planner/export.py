@@ -55,8 +55,8 @@ class OtherEngine:
     """An engine with its version, and its methods by kind of drafter.
 
     Where the depth may depend on the batch, `by_batch` tells how deep is drafted to verify a depth of that table: as
-    deep ("depth"); at least one token, with which a drafter keeps its cache up to date ("one"); as deep as the deepest of
-    the table, always ("deepest") or where it is not 0 ("block"). `table` is a remark on these tables, `groups` why
+    deep ("depth"); at least one token, with which a drafter keeps its cache up to date ("one"); as deep as the deepest
+    of the table, always ("deepest") or where it is not 0 ("block"). `table` is a remark on these tables, `groups` why
     data-parallel groups have none (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of
     `padded` ones rows are verified whether or not something was drafted; those in `trees` draft trees, all of one
     shape. `caches` are the options for keys and values by their formats, `padding` says by how many tokens the
