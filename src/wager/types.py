@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
@@ -408,6 +408,10 @@ class RequestSpeculation:
         if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth < 2**31):
             raise RequestError(f"depth = {depth!r} is not possible.", "Give a whole number, or None for the default.")
 
+    def named(self, drafters: Iterable[str]) -> str:
+        """The name of the drafter, whose engine has `drafters`; "" if it has none and none is named."""
+        return self.drafter or next(iter(drafters), "")
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -769,6 +773,9 @@ DRAFT_STAGE = "draft"
 POLICY_STAGE = "policy"
 FORWARD_STAGE = "forward"
 """The stages of StepRecord.seconds that are the drafters', the policy's and the target's."""
+
+GRAMMAR_DRAFTER = "grammar"
+"""Who guesses the tokens that a grammar forces. They stand among a drafter's own in one draft."""
 
 REQUESTED_STAGE = "requested drafts"
 """The drafters' in place of DRAFT_STAGE, as a policy sees it, where they also drafted what it did not plan."""

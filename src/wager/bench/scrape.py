@@ -18,6 +18,7 @@ from typing import NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from wager.errors import MALFORMED, UsageError
+from wager.types import GRAMMAR_DRAFTER
 
 _DRAFTS, _DRAFTED = "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total"
 _ACCEPTED, _BY_POSITION = "spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"
@@ -34,8 +35,6 @@ _SAME = {
     f"sglang:{_FIRST}": "",
 }
 """Names of other engines. What SGLang counts of tokens and drafts it counts at a request's end."""
-_GRAMMAR = "grammar"
-"""What wager calls the guesses that a grammar forces, which stand among a drafter's in one draft."""
 _PREFIX = re.compile(r"(?:ray_)?(vllm)_|(\w+):")
 
 
@@ -150,8 +149,9 @@ class Scrape:
     def totals(self) -> Counter[str]:
         """Drafts (as `rounds`), drafted and accepted tokens of all drafters; without those that are 0."""
         names = {"rounds": _DRAFTS, "drafted": _DRAFTED, "accepted": _ACCEPTED}
-        found = Counter({name: sum(each[of] for each in self.counts.values()) for name, of in names.items()})
-        for key, counted in self.counts.items():
+        counts = self.counts
+        found = Counter({name: sum(each[of] for each in counts.values()) for name, of in names.items()})
+        for key, counted in counts.items():
             if key.engine == "sglang":
                 rows = round(self.gauges.get(key, {}).get(_ROWS, 1.0))  # with the last known token
                 found["drafted"] += counted[_DRAFTS] * (rows - 1)
@@ -162,7 +162,7 @@ class Scrape:
         """The counts of the one model that drafted, and of all its drafters together, or of those named where the
         server names any, without what grammars force. UsageError if there is none, or more than one model."""
         counts = self.counts
-        keys = [key for key, counted in counts.items() if counted[_DRAFTS] and key.drafter != _GRAMMAR]
+        keys = [key for key, counted in counts.items() if counted[_DRAFTS] and key.drafter != GRAMMAR_DRAFTER]
         keys += [key for key, each in self.gauges.items() if _LENGTH in each and _DRAFTS not in counts.get(key, ())]
         if not keys:
             raise self._nothing()
@@ -193,7 +193,7 @@ class Scrape:
             own.update(counts.get(each, {}))
         server, gauges = counts.get(key, Counter[str]()), self.gauges.get(key, {})
         others = {each.drafter for each, counted in counts.items() if each.model == key.model and counted[_DRAFTS]}
-        others -= {each.drafter for each in keys} | ({_GRAMMAR} if server[_ROUNDS] else set())
+        others -= {each.drafter for each in keys} | ({GRAMMAR_DRAFTER} if server[_ROUNDS] else set())
         length = gauges.get(_LENGTH, 0.0)
         if key.engine == "sglang" and own[_DRAFTS]:
             length = (own[_GENERATED] - own[_FIRST]) / own[_DRAFTS]

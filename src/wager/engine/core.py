@@ -209,8 +209,8 @@ class Engine:
         drafters, drafter = self.proposer.drafters, self.proposer.name
         check_request(request, vocab=self.runner.target.vocab, has_tokenizer=self._decoder is not None)
         self._requested.check(request, drafters)
-        if (own := request.speculation) is not None and drafters:
-            drafter = "none" if own.depth == 0 else own.drafter or next(iter(drafters))
+        if (own := request.speculation) is not None:
+            drafter = "none" if own.depth == 0 else own.named(drafters)
         request = with_compiled_grammar(request, self.grammars)
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         choices = []

@@ -14,8 +14,19 @@ from dataclasses import dataclass, field
 from wager.economics.policy.base import Policy, WrappedPolicy
 from wager.engine.core import Engine
 from wager.engine.sequence import sequence_id
-from wager.engine.wrapped_policies import GRAMMAR_DRAFTER, DraftOfSeveral
-from wager.types import DRAFT_STAGE, FORWARD_STAGE, Draft, OutputDelta, Plan, Request, Span, StepRecord, Verdict
+from wager.engine.wrapped_policies import DraftOfSeveral
+from wager.types import (
+    DRAFT_STAGE,
+    FORWARD_STAGE,
+    GRAMMAR_DRAFTER,
+    Draft,
+    OutputDelta,
+    Plan,
+    Request,
+    Span,
+    StepRecord,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from wager.errors import GrammarError, RequestError
 from wager.tenants import HasTenant
 from wager.types import (
     DRAFT_STAGE,
+    GRAMMAR_DRAFTER,
     NO_TENANT,
     REQUESTED_STAGE,
     Draft,
@@ -45,9 +46,6 @@ from wager.types import (
 
 if TYPE_CHECKING:
     from wager.draft.corpus.learning import LearnedTexts
-
-GRAMMAR_DRAFTER = "grammar"
-"""The drafter of forced tokens."""
 
 
 class RequestPolicy(WrappedPolicy):
@@ -80,7 +78,7 @@ class RequestPolicy(WrappedPolicy):
     def check(request: Request, drafters: Mapping[str, Drafter]) -> None:
         """RequestError if the engine has no such drafter."""
         choice = request.speculation
-        if choice is None or choice.depth == 0 or (choice.drafter or next(iter(drafters), "")) in drafters:
+        if choice is None or choice.depth == 0 or choice.named(drafters) in drafters:
             return
         raise RequestError(
             f"The request wants {f'drafter {choice.drafter!r}' if choice.drafter else 'a drafter'}; this engine has "
@@ -252,7 +250,7 @@ class _RequestDecisions(Policy):
 
 
 def _decision(choice: RequestSpeculation, drafters: Mapping[str, Drafter]) -> DraftDecision:
-    drafter = drafters.get(choice.drafter or next(iter(drafters), ""))
+    drafter = drafters.get(choice.named(drafters))
     if drafter is None:
         return DraftDecision(0)
     depth = drafter.default_depth if choice.depth is None else choice.depth

@@ -236,7 +236,7 @@ def export_plan(
     _check_placement(report, target, kind)
     if kind == "model" and shape:
         argument = shape.partition(":")[2]
-    if kind == "model" and (differ := _other_tokens(deployment)) > target.padding:
+    if (differ := _other_tokens(deployment, kind)) > target.padding:
         raise UsageError(
             f"{target.name} drafts with the target's own vocabulary, and those of {deployment.cost.model.name} and "
             f"{argument} differ by {differ} tokens.",
@@ -319,10 +319,11 @@ def _check_placement(report: PlanReport, target: OtherEngine, kind: str) -> None
         raise UsageError(f"{target.name} has {what}.", "Plan it without --ep, or for another engine.")
 
 
-def _other_tokens(deployment: Deployment) -> int:
-    """By how many tokens the vocabularies of the target and of a draft model differ."""
-    drafter = deployment.drafter
-    return abs(drafter.cost.model.vocab - deployment.cost.model.vocab) if isinstance(drafter, PassDraftCost) else 0
+def _other_tokens(deployment: Deployment, kind: str) -> int:
+    """By how many tokens the vocabularies of the target and of a draft model differ; heads have the target's."""
+    if kind != "model" or not isinstance(deployment.drafter, PassDraftCost):
+        return 0
+    return abs(deployment.drafter.cost.model.vocab - deployment.cost.model.vocab)
 
 
 # ---- depths and what they cost --------------------------------------------------------------------------------------
@@ -337,7 +338,7 @@ class _Grid:
     def __init__(self, report: PlanReport, target: OtherEngine, kind: str) -> None:
         deployment = report.deployment
         self.drafted = target.by_batch.get(kind, "depth")
-        if kind == "model" and _other_tokens(deployment):  # vLLM falls back to its V1 runner
+        if _other_tokens(deployment, kind):  # vLLM falls back to its V1 runner
             self.drafted = "one"
         tree = deployment.tree if kind in target.trees else None
         self.by_batch = kind in target.by_batch and deployment.cost.cluster.groups == 1 and tree is None
@@ -398,8 +399,12 @@ class _Grid:
         return table
 
     def _drafted(self, depth: int, deepest: int) -> int:
-        drafted = {"depth": depth, "one": min(max(1, depth), deepest), "block": deepest if depth else 0}
-        return drafted.get(self.drafted, deepest)
+        return {
+            "depth": depth,
+            "one": min(max(1, depth), deepest),
+            "block": deepest if depth else 0,
+            "deepest": deepest,
+        }[self.drafted]
 
     # ---- tokens/s on the planned batches ----------------------------------------------------------------------------
 
@@ -467,7 +472,7 @@ def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -
     if setup.by_batch:
         yield Limit(target.table)
         yield Limit(f"Beyond {setup.batch} requests the last depth holds; none was planned")
-        if setup.kind == "model" and _other_tokens(setup.report.deployment):
+        if _other_tokens(setup.report.deployment, setup.kind):
             yield Limit("Another vocabulary needs the V1 runner, in which a table of depths has no full CUDA graphs")
     if setup.levels:
         yield Limit(f"Every tree has {setup.depth} nodes on {setup.levels} levels, as is best at batch {setup.batch}")
@@ -494,7 +499,7 @@ def _vllm(setup: _Setup) -> _Written:
     config: dict[str, Any] = {"method": setup.method, "num_speculative_tokens": setup.depth}
     if setup.checkpoint:
         config["model"] = setup.checkpoint
-    if setup.kind == "model" and _other_tokens(deployment):
+    if _other_tokens(deployment, setup.kind):
         config["use_heterogeneous_vocab"] = True
     if setup.kind == "ngram":
         config |= {"prompt_lookup_max": setup.longest, "prompt_lookup_min": 1}

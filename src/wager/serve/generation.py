@@ -15,7 +15,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from wager.async_llm import AsyncLLM, AsyncOutputStream
-from wager.engine.wrapped_policies import GRAMMAR_DRAFTER
 from wager.errors import RequestError, UsageError, WagerError
 from wager.receipts import Receipt, check_rule
 from wager.serve.bodies import ChatBody
@@ -36,7 +35,7 @@ from wager.serve.streaming import (
     until_gone,
 )
 from wager.tenants import tenant_of_user
-from wager.types import Completion, Grammar, Request, SamplingParams, Stats, TokenLogprob
+from wager.types import GRAMMAR_DRAFTER, Completion, Grammar, Request, SamplingParams, Stats, TokenLogprob
 
 log = logging.getLogger("wager.serve")
 

@@ -216,9 +216,9 @@ class Adaptive(Policy):
         since the last plan as are half of the batch."""
         self._ids = step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
-        late = self._prices.weights.lateness(self._sequences.values())
-        for seq_id in ids:
-            if seq_id not in self._sequences:
+        if new := [seq_id for seq_id in ids if seq_id not in self._sequences]:
+            late = self._prices.weights.lateness(self._sequences.values())
+            for seq_id in new:
                 self._start_sequence(step, seq_id, late)
         changed = 2 * self._changes >= len(ids)
         step.plain = self._prices.plain_step(step, spans, changed=changed)

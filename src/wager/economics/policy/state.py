@@ -280,14 +280,9 @@ class PolicySeconds:
         return self._means["planned"][0]
 
     @property
-    def resting(self) -> float:
-        """The policy's seconds in a step without drafts that it does not plan."""
-        return self._means["plain"][0]
-
-    @property
     def exploring(self) -> float:
         """The policy's seconds in a step with drafts beyond those in one without."""
-        return max(0.0, self._means["judged"][0] - self.resting)
+        return max(0.0, self._means["judged"][0] - self._means["plain"][0])
 
     @property
     def judging(self) -> float:
